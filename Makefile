@@ -1,0 +1,194 @@
+# Teracube: `make demo` shows everything, `make all` builds, `make check` tests.
+#
+#   make deps         installs what is missing (apt-get as root), else says how
+#   make demo         builds, shows the plan of examples/tiny.tcube, trains it
+#   make check        all tests every change must pass; T=folder for one folder
+#   make check-all    the full lists of grids too (long)
+#   make bench        speed, against PyTorch where it is installed
+#   make golden       rewrites the expected messages; read the diff
+#   make style        lines over 100, tabs, trailing blanks
+#   SAN=1             address and undefined-behaviour sanitizers, in build/san
+#   V=1               shows the commands
+
+SAN ?= 0
+V   ?= 0
+ifeq ($(SAN),1)
+B     := build/san
+SFLAG := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
+         -fno-omit-frame-pointer -DTERACUBE_SAN
+else
+B     := build
+SFLAG :=
+endif
+Q    := $(if $(filter 1,$(V)),,@)
+SHOW  = $(if $(filter 1,$(V)),:,printf '  %-6s%s\n')
+
+# ---- what is here ------------------------------------------------------------
+
+found = $(if $(1),yes,no ($(2)))
+LLVM_CONFIG := $(shell command -v llvm-config-19)
+HAVE_FLEX   := $(shell command -v flex)
+HAVE_BISON  := $(shell command -v bison)
+HAVE_NVCC   := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+HAVE_MPI    := $(shell command -v mpicc)
+LIBDIRS     := /usr/lib /usr/local/lib /usr/lib64 $(wildcard /usr/lib/*-linux-gnu)
+HAVE_BLAS   := $(firstword $(wildcard $(addsuffix /libopenblas.so.0,$(LIBDIRS))))
+HAVE_NCCL   := $(firstword $(wildcard $(addsuffix /libnccl.so*,$(LIBDIRS))))
+HAVE_CRIT   := $(firstword $(wildcard /usr/include/criterion/criterion.h \
+                                      /usr/local/include/criterion/criterion.h))
+
+FOUND := flex $(call found,$(HAVE_FLEX),flex), \
+  bison $(call found,$(HAVE_BISON),bison), \
+  LLVM $(call found,$(LLVM_CONFIG),llvm-19-dev), \
+  BLAS $(call found,$(HAVE_BLAS),libopenblas0-serial), \
+  CUDA $(call found,$(HAVE_NVCC),nvidia-cuda-toolkit), \
+  NCCL $(call found,$(HAVE_NCCL),libnccl-dev), \
+  MPI $(call found,$(HAVE_MPI),libopenmpi-dev), \
+  Criterion $(call found,$(HAVE_CRIT),libcriterion-dev)
+
+NEEDED   = $(if $(shell command -v cc),,gcc libc6-dev) $(if $(HAVE_FLEX),,flex) \
+           $(if $(HAVE_BISON),,bison)
+WANTED   = $(if $(LLVM_CONFIG),,llvm-19-dev) $(if $(HAVE_BLAS),,libopenblas0-serial) \
+           $(if $(HAVE_CRIT),,libcriterion-dev)
+
+# ---- flags and sources -------------------------------------------------------
+
+CC     ?= cc
+WARN   := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla
+CFLAGS := -std=c11 -D_GNU_SOURCE= -g $(WARN) -Icompiler -Iruntime -I$(B) $(SFLAG) \
+          $(if $(LLVM_CONFIG),-DHAVE_LLVM)
+LIBS   := -lm -lpthread -ldl
+
+compiler := $(filter-out compiler/emit_llvm%,$(wildcard compiler/*.c))
+runtime  := $(wildcard runtime/*.c)
+ifneq ($(LLVM_CONFIG),)
+compiler   += $(wildcard compiler/emit_llvm*.c)
+LLVM_FLAGS := -isystem $(shell $(LLVM_CONFIG) --includedir)
+LLVM_LIBS  := -L$(shell $(LLVM_CONFIG) --libdir) -lLLVM-19
+endif
+
+COMPILER := $(compiler:%.c=$(B)/%.o) $(B)/parser.o $(B)/lexer.o $(B)/prelude.o
+RUNTIME  := $(runtime:%.c=$(B)/%.o)
+OBJECTS  := $(COMPILER) $(RUNTIME)
+
+# ---- build -------------------------------------------------------------------
+
+.PHONY: all found deps demo unit check check-all bench golden style clean
+.DELETE_ON_ERROR:
+.SECONDARY:
+
+all: found $(B)/teracube $(B)/libteracube_rt.a
+
+found:
+	@echo '$(FOUND)'
+
+$(B)/teracube: $(OBJECTS)
+	@$(SHOW) link $@
+	$(Q)$(CC) $(SFLAG) -o $@ $(OBJECTS) $(LLVM_LIBS) $(LIBS)
+
+# The runtime alone: what executables made by `teracube build` are linked with.
+$(B)/libteracube_rt.a: $(RUNTIME)
+	@$(SHOW) ar $@
+	$(Q)rm -f $@ && ar rcs $@ $(RUNTIME)
+
+$(B)/compiler/%.o: compiler/%.c $(B)/flags
+	@$(SHOW) cc $<
+	$(Q)$(CC) $(CFLAGS) -O2 $(LLVM_FLAGS) -MMD -MP -c -o $@ $<
+
+$(B)/runtime/%.o: runtime/%.c $(B)/flags
+	@$(SHOW) cc $<
+	$(Q)$(CC) $(CFLAGS) -O3 -MMD -MP -c -o $@ $<
+
+# Generated code is not held to our warnings.
+$(B)/%.o: $(B)/%.c $(B)/flags
+	@$(SHOW) cc $<
+	$(Q)$(CC) $(filter-out $(WARN),$(CFLAGS)) -O2 -MMD -MP -c -o $@ $<
+
+$(B)/parser.c $(B)/parser.h &: grammar/parser.y $(B)/flags
+	@$(SHOW) bison $<
+	$(Q)bison -Wall -Wno-yacc -o $(B)/parser.c --header=$(B)/parser.h $<
+
+$(B)/lexer.c $(B)/lexer.h &: grammar/lexer.l $(B)/flags
+	@$(SHOW) flex $<
+	$(Q)flex -o $(B)/lexer.c --header-file=$(B)/lexer.h $<
+
+$(B)/prelude.c: grammar/prelude.tcube $(B)/flags
+	@$(SHOW) embed $<
+	$(Q){ echo 'extern const char prelude_text[];'; echo 'const char prelude_text[] ='; \
+	  sed 's/\\/\\\\/g; s/"/\\"/g; s/^/    "/; s/$$/\\n"/' $<; echo '    "";'; } > $@
+
+# Everything is made again when the flags change (LLVM was installed, say).
+$(B)/flags: FORCE
+	@mkdir -p $(B)/compiler $(B)/runtime $(B)/unit
+	@echo '$(CC) $(CFLAGS)' | cmp -s - $@ || echo '$(CC) $(CFLAGS)' > $@
+.PHONY: FORCE
+FORCE:
+
+$(COMPILER): | $(B)/parser.h $(B)/lexer.h
+
+# ---- tests -------------------------------------------------------------------
+
+unit_test := $(wildcard tests/unit/test_*.c)
+unit_help := $(filter-out $(unit_test),$(wildcard tests/unit/*.c))
+UNIT      := $(unit_test:tests/unit/%.c=$(B)/unit/%)
+
+unit: $(UNIT)
+
+$(B)/unit/%.o: tests/unit/%.c $(B)/flags
+	@$(SHOW) cc $<
+	$(Q)$(CC) $(CFLAGS) -O1 $(LLVM_FLAGS) -Itests/unit -MMD -MP -c -o $@ $<
+
+$(B)/unit/test_%: $(B)/unit/test_%.o $(unit_help:tests/unit/%.c=$(B)/unit/%.o) $(OBJECTS)
+	@$(SHOW) link $@
+	$(Q)$(CC) $(SFLAG) -o $@ $(filter-out $(B)/compiler/main.o,$^) -lcriterion $(LLVM_LIBS) $(LIBS)
+
+check: all
+	@SAN=$(SAN) tests/run.sh $(T)
+
+check-all: all
+	@SAN=$(SAN) ALL=1 tests/run.sh $(T)
+
+golden: all
+	@SAN=$(SAN) GOLDEN=1 tests/run.sh $(T)
+
+bench: all
+	@tests/bench/bench.sh
+
+# ---- the rest ----------------------------------------------------------------
+
+deps:
+	@missing="$(strip $(NEEDED) $(WANTED))"; \
+	if [ -z "$$missing" ]; then echo "nothing is missing"; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq; \
+	  for p in $$missing; do \
+	    echo "installing $$p"; \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	      $$p >/dev/null || echo "could not install $$p"; \
+	  done; \
+	else \
+	  echo "missing; install with:"; echo "    sudo apt-get install $$missing"; \
+	fi; \
+	command -v cc >/dev/null && command -v flex >/dev/null && command -v bison >/dev/null
+
+demo:
+	@$(MAKE) --no-print-directory deps
+	@$(MAKE) --no-print-directory all
+	@for args in "plan examples/tiny.tcube --set plan.cube=[2,2,2]" \
+	    "run examples/tiny.tcube" "run examples/tiny.tcube --set plan.cube=[2,2,2] --steps 5"; do \
+	  echo; echo "$$ teracube $$args"; $(B)/teracube $$args || exit; \
+	done
+
+# Inputs of tests may look like anything.
+style:
+	@files=$$(find Makefile .ci compiler runtime grammar templates examples tests -type f \
+	    \( -name '*.[chly]' -o -name '*.sh' -o -name '*.py' -o -name '*.tcube' -o -name run \) \
+	    | grep -v '^tests/.*tcube$$'); \
+	bad=$$(grep -nHE '^.{101,}|[[:blank:]]$$' $$files; \
+	  grep -nHP '\t' $$(echo "$$files" | grep -v Makefile)); \
+	if [ -n "$$bad" ]; then echo "$$bad"; exit 1; else echo "style: nothing to say"; fi
+
+clean:
+	$(Q)rm -rf build
+
+-include $(OBJECTS:.o=.d) $(wildcard $(B)/unit/*.d)

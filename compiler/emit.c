@@ -1,0 +1,533 @@
+/*
+ * emit.c - instructions to runtime steps, and the list of kernels they need.
+ *
+ *   needs memory; fills Emitted; keeps the plan.
+ *
+ * Equal kernels are made once: a kernel's key spells out all that its code
+ * depends on. Steps of equal turns differ only in offsets and names.
+ */
+#include <ctype.h>
+
+#include "emit.h"
+
+typedef struct { Emitted *e; const Plan *p; Map *texts, *keys, *names; int64_t real; } Emit;
+
+static int32_t text(Emit *m, const char *s)
+{
+    if (s == NULL)
+        return -1;
+    int at = map_get(m->texts, s);
+    if (at >= 0)
+        return at;
+    at = (int)m->e->text.n;
+    text_add(&m->e->text, "%s", s);
+    text_add(&m->e->text, "%c", '\0');
+    map_put(m->texts, s, at);
+    return at;
+}
+
+static int64_t dtype_bytes(const Emit *m, DType d)
+{
+    return d == D_I32 ? 4 : d == D_F64 ? 8 : m->real;
+}
+
+static RtRef ref(const Emit *m, ValueId id)
+{
+    const Value *v = &m->p->values.at[id];
+    const Buffer *b = &m->p->buffers.at[v->buffer];
+    return (RtRef){ b->offset + v->offset * dtype_bytes(m, b->dtype), v->ld };
+}
+
+static const Value *val(const Emit *m, ValueId id) { return &m->p->values.at[id]; }
+
+static int32_t columns_index(Emit *m, Columns c, Axes axis)
+{
+    RtColumns r = { m->e->segments.n, c.n, axis, 0 };
+    for (int i = 0; i < m->e->columns.n; i++) {     // the same table again
+        const RtColumns *o = &m->e->columns.at[i];
+        bool same = o->nseg == c.n && o->axis == (int32_t)axis;
+        for (int k = 0; same && k < c.n; k++) {
+            const RtSegment *s = &m->e->segments.at[o->first + k];
+            same = s->start == c.seg[k].start && s->width == c.seg[k].width &&
+                   s->rep == (axis & AX_YK ? c.seg[k].rep : 1);
+        }
+        if (same)
+            return i;
+    }
+    for (int k = 0; k < c.n; k++) {
+        RtSegment s = { c.seg[k].start, c.seg[k].width, axis & AX_YK ? c.seg[k].rep : 1, 0 };
+        vec_add(&m->e->segments, s);
+    }
+    vec_add(&m->e->columns, r);
+    return m->e->columns.n - 1;
+}
+
+/* ---- kernels --------------------------------------------------------------------- */
+
+static const char *symbol(Emit *m, const char *name, const char *tail)
+{
+    char buf[160];
+    size_t n = 0;
+    for (const char *s = name; *s && n < 120; s++)
+        buf[n++] = isalnum((unsigned char)*s) ? *s : '_';
+    buf[n] = 0;
+    const char *base = str_fmt("%s%s", buf, tail), *unique = base;
+    for (int k = 2; map_get(m->names, unique) >= 0; k++)
+        unique = str_fmt("%s_%d", base, k);
+    map_put(m->names, unique, 1);
+    return unique;
+}
+
+static int32_t kernel(Emit *m, KernelSpec s, const char *name, const char *tail, const char *more)
+{
+    static const char *const word[K_KINDS] = { "rows", "attn", "attn_dx", "rope", "rope_table",
+        "embed", "embed_dw", "ce_stat", "ce", "norm", "adamw", "sgd" };
+    s.is_double = m->real == 8;
+    s.key = str_fmt("%s r%d n%" PRId64 " b%" PRId64 " c%" PRId64 " ld %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64
+        " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " h%" PRId64 "/%" PRId64 " d%" PRId64
+        " q%" PRId64 " %d w%" PRId64 " s%.17g %.17g t%.17g %" PRId64 " %d%d %s",
+        word[s.kind], (int)m->real, s.nrows, s.brows, s.cols, s.ld[0], s.ld[1], s.ld[2], s.ld[3], s.ld[4],
+        s.ld[5], s.ld[6], s.ld[7], s.ld[8], s.heads, s.kv_heads, s.hd, s.nseq, s.causal, s.window,
+        s.scale, s.softcap, s.theta, s.rotary, s.interleaved, s.inverse, more ? more : "");
+    int at = map_get(m->keys, s.key);
+    if (at >= 0)
+        return at;
+    s.name = symbol(m, name, tail);
+    vec_add(&m->e->specs, s);
+    map_put(m->keys, s.key, m->e->specs.n - 1);
+    return m->e->specs.n - 1;
+}
+
+static const char *row_key(const RowProg *r)
+{
+    Text t = { 0 };
+    text_add(&t, "w%" PRId64 " p%d pw%" PRId64 " %d%d", r->width, r->parts, r->part_width,
+             r->needs_colmap, r->needs_rowmap);
+    for (int i = 0; i < r->nargs; i++) {
+        const RowArg *a = &r->arg[i];
+        text_add(&t, " (%d %d %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 ")", a->is_out,
+                 a->is_vector, a->length, a->ld, a->stride, a->per);
+    }
+    for (int i = 0; i < r->nnodes; i++) {
+        const RowNode *n = &r->node[i];
+        text_add(&t, " [%d %d %d %d %d %d %.17g %u]", n->kind, n->op, n->part, n->a, n->b, n->arg,
+                 n->c, n->salt);
+    }
+    return t.at;
+}
+
+/* ---- one step per instruction ---------------------------------------------------------- */
+
+static void arg(Emit *m, RtStep *s, ValueId v)
+{
+    if (s->nargs == RT_MAX_ARGS)
+        bug("a kernel of more than %d arguments", RT_MAX_ARGS);
+    s->arg[s->nargs++] = ref(m, v);
+}
+
+static void ld_of(const Emit *m, KernelSpec *s, const Inst *n)
+{
+    int k = 0;
+    for (int j = 0; j < n->nin && k < 9; j++)
+        s->ld[k++] = val(m, n->in[j])->ld;
+    for (int j = 0; j < n->nout && k < 9; j++)
+        s->ld[k++] = val(m, n->out[j])->ld;
+}
+
+static int32_t ids_of(const Emit *m, OpId op)
+{
+    const Op *o = &m->p->ops.at[op];
+    switch (m->p->tensors.at[o->in[0]].ids) {
+    case IDS_TOKENS:    return RT_IDS_TOKENS;
+    case IDS_POSITIONS: return RT_IDS_POSITIONS;
+    default:            return RT_IDS_TARGETS;
+    }
+}
+
+static void in_out_args(Emit *m, RtStep *s, const Inst *n)
+{
+    for (int j = 0; j < n->nin; j++)
+        arg(m, s, n->in[j]);
+    for (int j = 0; j < n->nout; j++)
+        arg(m, s, n->out[j]);
+}
+
+static void rows_step(Emit *m, RtStep *s, const Inst *n)
+{
+    const RowProg *r = &m->p->rowprogs.at[n->rows];
+    s->kind = RT_KERNEL;
+    for (int i = 0; i < r->nargs; i++)
+        arg(m, s, r->arg[i].value);
+    s->items = m->p->rowmaps.at[n->rowmap].count;
+    s->rowmap = n->rowmap;
+    if (r->needs_colmap)
+        s->colmap = columns_index(m, r->columns, r->axis);
+    KernelSpec k = { .kind = K_ROWS, .rows = r, .nrows = 0, .cols = r->width };
+    s->kernel = kernel(m, k, r->name, n->phase == PHASE_BACKWARD ? "_bwd" : "", row_key(r));
+}
+
+static void attention_step(Emit *m, RtStep *s, const Inst *n)
+{
+    const Op *o = &m->p->ops.at[n->op];
+    bool back = n->kind == I_ATTN_DX;
+    int64_t hd = m->p->tensors.at[o->in[0]].width / m->p->ops.at[back ? o->of : n->op].heads;
+    const Op *f = &m->p->ops.at[back ? o->of : n->op];
+    const Value *q = val(m, n->in[0]), *k = val(m, n->in[1]);
+    KernelSpec spec = { .kind = back ? K_ATTN_DX : K_ATTN, .heads = q->cols / hd,
+        .kv_heads = k->cols / hd, .hd = hd, .nseq = m->p->is.microbatch, .causal = f->causal,
+        .window = f->window, .scale = f->scale, .softcap = f->softcap };
+    ld_of(m, &spec, n);
+    in_out_args(m, s, n);
+    s->kind = RT_KERNEL;
+    s->kernel = kernel(m, spec, f->name, back ? "_bwd" : "", NULL);
+    if (back)
+        s->items = m->p->is.microbatch * spec.kv_heads;
+    else
+        s->items_per_run = spec.heads;
+    s->rowmap = n->rowmap;
+    s->rowmap_k = n->rowmap_k;
+    double pairs = (double)q->rows * (double)m->p->is.sequence * (f->causal ? 0.5 : 1);
+    s->flops = (back ? 10 : 4) * pairs * (double)q->cols;
+}
+
+static void rope_step(Emit *m, RtStep *s, const Inst *n)
+{
+    const Op *o = &m->p->ops.at[n->op];
+    KernelSpec k = { .theta = o->theta, .rotary = o->rotary, .interleaved = o->interleaved };
+    s->kind = RT_KERNEL;
+    if (n->kind == I_ROPE_TABLE) {
+        k.kind = K_ROPE_TABLE;
+        arg(m, s, n->out[0]);
+        s->items = m->p->is.sequence;
+    } else {
+        const Value *x = val(m, n->in[0]), *y = val(m, n->out[0]);
+        k.kind = K_ROPE;
+        k.inverse = o->inverse;
+        k.hd = m->p->tensors.at[o->in[0]].width / o->heads;
+        k.heads = x->cols / k.hd;
+        k.ld[0] = x->ld;
+        k.ld[1] = y->ld;
+        arg(m, s, n->in[0]);
+        arg(m, s, n->out[0]);
+        arg(m, s, n->in[1]);
+        s->items = x->rows;
+        s->rowmap = n->rowmap;
+    }
+    s->kernel = kernel(m, k, o->name, n->kind == I_ROPE_TABLE ? "_angles"
+                                      : o->inverse ? "_bwd" : "", NULL);
+}
+
+static void embed_step(Emit *m, RtStep *s, const Inst *n)
+{
+    const Op *o = &m->p->ops.at[n->op];
+    bool back = n->kind == I_EMBED_DW;
+    const Value *table = val(m, back ? n->out[0] : n->in[0]);
+    const Value *y = val(m, back ? n->in[0] : n->out[0]);
+    KernelSpec k = { .kind = back ? K_EMBED_DW : K_EMBED, .nrows = y->rows, .cols = y->cols,
+                     .brows = table->rows };
+    ld_of(m, &k, n);
+    in_out_args(m, s, n);
+    s->kind = RT_KERNEL;
+    s->ids = ids_of(m, n->op);
+    s->unit = table->unit;
+    s->rowmap = n->rowmap;
+    s->items = back ? y->cols : y->rows;
+    s->grain = back ? 16 : 1;
+    s->kernel = kernel(m, k, m->p->ops.at[back ? o->of : n->op].name, back ? "_bwd" : "", NULL);
+}
+
+static void loss_step(Emit *m, RtStep *s, const Inst *n)
+{
+    const Value *x = val(m, n->in[0]);
+    KernelSpec k = { .kind = n->kind == I_CE ? K_CE : K_CE_STAT, .cols = x->cols };
+    k.ld[0] = x->ld;
+    k.ld[1] = 3;
+    arg(m, s, n->in[0]);
+    arg(m, s, n->kind == I_CE ? n->in[1] : n->out[0]);
+    s->kind = RT_KERNEL;
+    s->ids = RT_IDS_TARGETS;
+    s->rowmap = n->rowmap;
+    s->colmap = columns_index(m, x->cols_map, AX_YK);
+    s->items = x->rows;
+    s->kernel = kernel(m, k, "loss", n->kind == I_CE ? "_gradient" : "_statistics", NULL);
+}
+
+static void coll_step(Emit *m, RtStep *s, const Inst *n)
+{
+    const Value *a = val(m, n->in[0]), *c = val(m, n->out[0]);
+    static const int32_t kind[COLL_COUNT] = { RT_ALL_GATHER, RT_REDUCE_SCATTER, RT_ALL_REDUCE,
+        RT_ALL_TO_ALL, -1, -1, -1 };
+    static const int32_t a2a[] = { RT_A2A_AB, RT_A2A_BA, RT_A2A_HEADS, RT_A2A_TOKENS };
+    s->kind = kind[n->coll];
+    s->axes = n->axes;
+    s->rep = n->rep;
+    s->reason = text(m, n->reason);
+    s->a = ref(m, n->in[0]);
+    s->c = ref(m, n->out[0]);
+    s->rows = a->rows;
+    s->cols = a->cols;
+    s->count = n->coll == COLL_REDUCE_SCATTER ? c->rows * c->cols : a->rows * a->cols;
+    if (n->coll != COLL_ALL_TO_ALL)
+        return;
+    s->a2a = a2a[n->a2a];
+    Axes ca = n->a2a == A2A_AB ? AX_Z : AX_YK, cc = n->a2a == A2A_AB ? AX_YK : AX_Z;
+    const Tensor *t = &m->p->tensors.at[a->tensor];
+    s->columns_src = columns_index(m, a->cols_map, t->width > 1 ? ca : 0);
+    s->columns_dst = columns_index(m, c->cols_map, t->width > 1 ? cc : 0);
+}
+
+static void merge_step(Emit *m, RtStep *s, const Inst *n)
+{
+    s->kind = n->kind == I_MERGE ? RT_MERGE : RT_CE_MERGE;
+    s->axes = n->axes;
+    s->rep = 1;
+    s->a = ref(m, n->in[0]);
+    s->c = ref(m, n->out[0]);
+    s->rows = val(m, n->out[0])->rows;
+    s->nstats = n->nstats;
+    s->stat_n = n->stat_n;
+    if (n->nstats > 8)
+        bug("%d statistics in one merge", n->nstats);
+    for (int i = 0; i < n->nstats; i++)
+        s->stat[i] = n->stat[i] == OP_SUM ? 0 : n->stat[i] == OP_ROWMAX ? 1
+                   : n->stat[i] == OP_VAR ? 2 : 3;
+    for (int i = 0; n->kind == I_MERGE && i < n->nout; i++)
+        arg(m, s, n->out[i]);
+}
+
+static void plain_step(Emit *m, RtStep *s, const Inst *n)
+{
+    const Value *a = n->nin ? val(m, n->in[0]) : NULL, *c = n->nout ? val(m, n->out[0]) : NULL;
+    if (n->nin)
+        s->a = ref(m, n->in[0]);
+    if (n->nin > 1)
+        s->b = ref(m, n->in[1]);
+    if (n->nout)
+        s->c = ref(m, n->out[0]);
+    s->accumulate = n->accumulate;
+    switch (n->kind) {
+    case I_GEMM:
+        s->kind = RT_GEMM;
+        s->trans_a = n->trans_a;
+        s->trans_b = n->trans_b;
+        s->m = n->m;
+        s->n = n->n;
+        s->k = n->k;
+        s->flops = 2.0 * (double)n->m * (double)n->n * (double)n->k;
+        break;
+    case I_COLSUM:
+        s->kind = RT_COLSUM;
+        s->count = c->cols;
+        break;
+    case I_COPY:
+        s->kind = RT_COPY;
+        s->rows = a->rows;
+        s->cols = a->cols;
+        break;
+    case I_ZERO:
+        s->kind = RT_ZERO;
+        s->count = c->rows * c->cols;
+        break;
+    case I_COUNT:
+        s->kind = RT_COUNT;
+        break;
+    case I_NORM:
+        s->kind = RT_NORM;
+        break;
+    case I_TOTALS:
+        s->kind = RT_TOTALS;
+        break;
+    case I_UPDATE:
+        s->kind = RT_UPDATE;
+        break;
+    default:
+        bug("instruction %s is not emitted", inst_word[n->kind]);
+    }
+}
+
+static void step(Emit *m, const Inst *n)
+{
+    RtStep s = { .phase = (int32_t)n->phase, .kernel = -1, .rep = 1, .rowmap = -1, .rowmap_k = -1,
+                 .colmap = -1, .columns_src = -1, .columns_dst = -1, .unit = -1, .grain = 1,
+                 .reason = -1 };
+    s.name = text(m, n->name);
+    s.source = text(m, n->loc.end ? source_where(n->loc) : "");
+    switch (n->kind) {
+    case I_ROWS:
+        rows_step(m, &s, n);
+        break;
+    case I_ATTN: case I_ATTN_DX:
+        attention_step(m, &s, n);
+        break;
+    case I_ROPE: case I_ROPE_TABLE:
+        rope_step(m, &s, n);
+        break;
+    case I_EMBED: case I_EMBED_DW:
+        embed_step(m, &s, n);
+        break;
+    case I_CE_STAT: case I_CE:
+        loss_step(m, &s, n);
+        break;
+    case I_COLL:
+        coll_step(m, &s, n);
+        break;
+    case I_MERGE: case I_CE_MERGE:
+        merge_step(m, &s, n);
+        break;
+    default:
+        plain_step(m, &s, n);
+    }
+    vec_add(&m->e->steps, s);
+}
+
+/* ---- parameters and head ------------------------------------------------------------------- */
+
+static void params(Emit *m)
+{
+    const Plan *p = m->p;
+    for (int i = 0; i < p->params.n; i++) {
+        const Param *a = &p->params.at[i];
+        RtParam r = { .name = text(m, a->name), .kind = (int32_t)a->kind, .out_in = a->out_in,
+                      .decay = a->decay, .init = (int32_t)a->init, .init_a = a->init_a,
+                      .rows = a->rows, .width = a->width };
+        vec_add(&m->e->params, r);
+    }
+    for (int i = 0; i < p->units.n; i++) {
+        const ParamUnit *u = &p->units.at[i];
+        const Param *a = &p->params.at[u->piece[0].param];
+        RtUnit r = { .name = text(m, u->name), .source = text(m, source_where(u->loc)),
+                     .rows = columns_index(m, u->rows, u->row_axis), .col_axis = u->col_axis,
+                     .first_piece = m->e->pieces.n, .npieces = u->npieces, .spread = u->spread,
+                     .rep = u->rep, .repl = u->repl, .brows = u->brows, .bcols = u->bcols,
+                     .shard = u->shard, .offset = u->offset };
+        r.limit_rows = u->is_table ? a->rows : INT64_MAX;
+        r.limit_cols = u->pad_cols ? a->width : INT64_MAX;
+        for (int k = 0; k < u->npieces; k++) {
+            RtPiece c = { u->piece[k].param, u->piece[k].cols.rep, u->piece[k].cols.start,
+                          u->piece[k].cols.width, u->piece[k].local_start };
+            vec_add(&m->e->pieces, c);
+        }
+        vec_add(&m->e->units, r);
+    }
+    for (int i = 0; i < p->rowmaps.n; i++) {
+        RtRowMap r = { p->rowmaps.at[i].axes, 0, p->rowmaps.at[i].chunk, p->rowmaps.at[i].chunk_i,
+                       p->rowmaps.at[i].count };
+        vec_add(&m->e->rowmaps, r);
+    }
+}
+
+static int64_t token_limit(const Plan *p)       // rows of the smallest table tokens look up
+{
+    int64_t n = p->vocab > 0 ? p->vocab : INT64_MAX;
+    for (int i = 0; i < p->nforward; i++) {
+        const Op *o = &p->ops.at[i];
+        if (o->kind != OP_EMBED || p->tensors.at[o->in[0]].ids != IDS_TOKENS)
+            continue;
+        int64_t rows = p->params.at[p->tensors.at[o->in[1]].param].rows;
+        n = rows < n ? rows : n;
+    }
+    return n;
+}
+
+static void train_head(Emit *m, RtHeader *h)
+{
+    const Train *t = &m->p->config->train;
+    h->train.data = text(m, t->data.v);
+    h->train.data_dir = text(m, t->data_dir);
+    h->train.format = text(m, t->format.v);
+    h->train.order = text(m, t->order.v);
+    h->train.steps = (int64_t)t->steps.v;
+    h->train.warmup = t->warmup;
+    h->train.decay_steps = t->decay;
+    h->train.lr = t->lr;
+    h->train.beta1 = t->beta1;
+    h->train.beta2 = t->beta2;
+    h->train.eps = t->eps;
+    h->train.weight_decay = t->weight_decay;
+    h->train.momentum = t->momentum;
+    h->train.lr_min = t->lr_min;
+    h->train.clip = t->clip.v;
+    h->train.schedule = (int32_t)t->schedule;
+    h->train.weights = text(m, t->weights.v && t->weights.v[0] != '/' && t->weights_dir
+                            ? str_fmt("%s/%s", t->weights_dir, t->weights.v) : t->weights.v);
+    h->train.log = text(m, t->log.v);
+    h->train.seed = (uint64_t)t->seed.v;
+    h->optimizer = (int32_t)t->optimizer;
+    h->objective = (int32_t)t->objective;
+    h->mask_p = t->mask_p;
+    h->mask_token = (int32_t)t->mask_token;
+}
+
+static void head(Emit *m)
+{
+    const Plan *p = m->p;
+    RtHeader *h = &m->e->head;
+    const Choices *is = &p->is;
+    h->version = RT_VERSION;
+    h->header_bytes = sizeof *h;
+    h->step_bytes = sizeof(RtStep);
+    h->real_bytes = (uint32_t)m->real;
+    h->data = is->data;
+    h->x = is->x;
+    h->y = is->y;
+    h->z = is->z;
+    h->zero = is->zero;
+    h->workers = is->workers;
+    h->balanced = is->balanced;
+    h->microbatches = (int32_t)(is->batch / is->data / is->microbatch);
+    h->batch = is->batch;
+    h->sequence = is->sequence;
+    h->T = is->T;
+    h->vocab = p->vocab;
+    h->token_limit = token_limit(p);
+    h->block_bytes = p->block_bytes;
+    h->flat = p->flat;
+    h->flat_pad = p->flat_pad;
+    train_head(m, h);
+    h->params_offset = p->buffers.at[0].offset;
+    h->grads_offset = p->buffers.at[1].offset;
+    h->m_offset = p->buffers.at[2].offset;
+    h->v_offset = h->optimizer == 0 ? p->buffers.at[3].offset : -1;
+    h->ignore = -1;
+    for (int i = 0; i < p->nforward; i++)
+        if (p->ops.at[i].kind == OP_CE)
+            h->ignore = (int32_t)p->ops.at[i].ignore;
+    KernelSpec k = { .kind = h->optimizer == 0 ? K_ADAMW : K_SGD };
+    h->update_kernel = kernel(m, k, h->optimizer == 0 ? "adamw" : "sgd", "", NULL);
+    k.kind = K_NORM;
+    h->norm_kernel = kernel(m, k, "gradient_norm", "", NULL);
+    h->model_name = text(m, p->model_name);
+    h->plan_line = text(m, str_fmt("data %d, cube [%d, %d, %d]", is->data, is->x, is->y, is->z));
+}
+
+Emitted *emit_program(const Plan *p)
+{
+    Emit m = { .e = NEW(Emitted), .p = p, .texts = map_new(), .keys = map_new(),
+               .names = map_new(), .real = p->is.precision == PREC_FP64 ? 8 : 4 };
+    params(&m);
+    for (int i = 0; i < p->insts.n; i++)
+        step(&m, &p->insts.at[i]);
+    head(&m);
+    Emitted *e = m.e;
+    RtHeader *h = &e->head;
+    h->nsteps = e->steps.n;
+    h->nparams = e->params.n;
+    h->nunits = e->units.n;
+    h->npieces = e->pieces.n;
+    h->nsegments = e->segments.n;
+    h->ncolumns = e->columns.n;
+    h->nrowmaps = e->rowmaps.n;
+    h->nkernels = e->specs.n;
+    h->text_bytes = (int32_t)e->text.n;
+    h->model_hash = hash_bytes(e->params.at, sizeof *e->params.at * (size_t)e->params.n, 0);
+    h->plan_hash = hash_bytes(e->steps.at, sizeof *e->steps.at * (size_t)e->steps.n, 0);
+    return e;
+}
+
+RtProgram emitted_program(const Emitted *e, const RtKernelFn *kernels)
+{
+    return (RtProgram){ .head = &e->head, .steps = e->steps.at, .params = e->params.at,
+        .units = e->units.at, .pieces = e->pieces.at, .segments = e->segments.at,
+        .columns = e->columns.at, .rowmaps = e->rowmaps.at, .text = e->text.at,
+        .kernels = kernels };
+}

@@ -1,0 +1,603 @@
+/*
+ * emit_llvm_rows.c - row programs (plan.h) as loops over rows, parts and columns.
+ *
+ * A row is small enough for the first cache, so a part of a row is read as often
+ * as its reductions need it. Phase p is one loop over the columns; it evaluates
+ * what is asked for at level p, and its reductions are known to phase p + 1:
+ *
+ *     level of an operand                        0
+ *     level of an operator                       the largest of its operands'
+ *     level of a reduction of a                  level of a, + 1
+ *     M2 = sum (x - mean)^2: the mean first      level of a, + 2
+ *
+ * A value that needs a costly function (exp, tanh ..) and comes back in a later
+ * phase is put aside on the stack; one that has been stored is read from there;
+ * anything else is cheaper to compute again. What is one number per part is a
+ * scalar, evaluated before the loop of its level.
+ */
+#include "llvm_emit.h"
+
+enum { MAX_REDUCTIONS = 12, PUT_BYTES = 64 << 10 };
+static const double huge_of[2] = { 1e30, 1e300 };       // R_FIRST: nowhere
+
+typedef struct {
+    RowNodeKind kind; int a, b, node, phase;
+    int mean;                   // R_M2: the reduction that has the mean
+    Val value;
+} Reduction;
+
+typedef struct {
+    L *l; const RowProg *p;
+    int64_t pw; int lanes;      // columns of a part; vector width used
+    int nphases;
+    int nred; Reduction red[MAX_REDUCTIONS];
+    /* per node */
+    int *level;
+    int *seen, *stored;         // first phase that evaluates, that has stored it; NONE
+    int *mark;                  // last phase that visited it
+    int *cost;                  // per phase: about how many instructions
+    bool *scalar, *put;         // one number per part; put aside for later phases
+    Val *one, *all, *memo;      // as a scalar, in all lanes, in the present chunk
+    Val *aside;                 // where it is put
+    /* where the builder is */
+    int phase;
+    bool fixed[RT_MAX_ARGS];    // the argument is a vector
+    Val at[RT_MAX_ARGS];        // the row's first element of the argument; a vector's
+    Val part, first;            // part, and its first column
+    Val col; int active;        // column of the chunk inside the part, lanes in use
+    Val token[2], key[2], colmap, row_token;
+} Rows;
+
+/* ---- analysis ----------------------------------------------------------------- */
+
+static bool costly(const RowNode *n)
+{
+    if (n->kind != R_OP) return false;
+    switch (n->op) {
+    case OP_EXP: case OP_LOG: case OP_TANH: case OP_SIGMOID: case OP_ERF: case OP_SIN:
+    case OP_COS: case OP_DROPOUT: case OP_SQRT: case OP_RSQRT: case OP_DIV:
+        return true;
+    case OP_POW:
+        return n->c != floor(n->c) || n->c < 0;
+    default:
+        return false;
+    }
+}
+
+static bool is_reduction(RowNodeKind k)
+{
+    return k == R_SUM || k == R_MEAN || k == R_M2 || k == R_MAX || k == R_FIRST;
+}
+
+static bool is_scalar(const Rows *r, const RowNode *n)
+{
+    switch (n->kind) {
+    case R_NUMBER: case R_LOADPART: case R_SUM: case R_MEAN: case R_M2: case R_MAX: case R_FIRST:
+        return true;
+    case R_LOAD:    return r->p->arg[n->arg].per > 1 && r->p->arg[n->arg].per % r->pw == 0;
+    case R_LOADVEC: return r->p->arg[n->arg].length == 1;
+    case R_OP:
+        if (n->op == OP_COLUMN || n->op == OP_DROPOUT) return false;
+        return r->scalar[n->a] && (n->b == NONE || n->op == OP_SPREAD || r->scalar[n->b]);
+    default:        return false;
+    }
+}
+
+static int level_of(const Rows *r, const RowNode *n)
+{
+    int a = 0, b = 0;
+    if (n->kind == R_OP && n->op == OP_COLUMN) return 0;
+    if (n->kind >= R_OP && n->a >= 0) a = r->level[n->a];
+    if ((n->kind == R_OP && n->op != OP_SPREAD) || n->kind == R_FIRST)
+        if (n->b >= 0) b = r->level[n->b];
+    int most = a > b ? a : b;
+    return most + (n->kind == R_M2 ? 2 : is_reduction(n->kind) ? 1 : 0);
+}
+
+static int add_reduction(Rows *r, RowNodeKind kind, int a, int b, int node, int phase)
+{
+    if (r->nred == MAX_REDUCTIONS) bug("row program %s: too many reductions", r->p->name);
+    r->red[r->nred] = (Reduction){ kind, a, b, node, phase, NONE, NULL };
+    return r->nred++;
+}
+
+/* The mean of node a, which R_M2 needs: that of an R_MEAN, or one of its own. */
+static int mean_of(Rows *r, int a)
+{
+    for (int i = 0; i < r->nred; i++)
+        if (r->red[i].kind == R_MEAN && r->red[i].a == a) return i;
+    return add_reduction(r, R_MEAN, a, NONE, NONE, r->level[a]);
+}
+
+static void find_levels(Rows *r)
+{
+    for (int i = 0; i < r->p->nnodes; i++) {
+        const RowNode *n = &r->p->node[i];
+        r->level[i] = level_of(r, n);
+        r->scalar[i] = is_scalar(r, n);
+        r->seen[i] = r->stored[i] = r->mark[i] = NONE;
+        if (n->part && n->kind == R_OP && !r->scalar[i])
+            bug("row program %s: node %d is not one number per part", r->p->name, i);
+        if (is_reduction(n->kind) && n->kind != R_M2)
+            add_reduction(r, n->kind, n->a, n->b, i, r->level[i] - 1);
+        if (r->level[i] >= r->nphases) r->nphases = r->level[i] + 1;
+    }
+    for (int i = 0; i < r->p->nnodes; i++) {
+        const RowNode *n = &r->p->node[i];
+        if (n->kind != R_M2) continue;
+        int mean = mean_of(r, n->a);
+        r->red[add_reduction(r, R_M2, n->a, NONE, i, r->level[i] - 1)].mean = mean;
+    }
+}
+
+static bool can_read_back(const Rows *r, int node, int phase)
+{
+    return r->stored[node] != NONE && r->stored[node] < phase;
+}
+
+/* Which nodes phase `phase` evaluates for `node`; costly ones seen before are put
+ * aside by the phase that saw them. */
+static void visit(Rows *r, int node, int phase)
+{
+    const RowNode *n = &r->p->node[node];
+    if (r->scalar[node] || r->mark[node] == phase || can_read_back(r, node, phase)) return;
+    r->mark[node] = phase;
+    if (r->seen[node] != NONE && costly(n) && r->pw * r->l->size <= PUT_BYTES) {
+        r->put[node] = true;
+        return;
+    }
+    if (r->seen[node] == NONE) r->seen[node] = phase;
+    r->cost[phase] += costly(n) ? 12 : 1;
+    if (n->kind != R_OP || n->op == OP_COLUMN) return;
+    visit(r, n->a, phase);
+    if (n->b >= 0 && n->op != OP_SPREAD) visit(r, n->b, phase);
+}
+
+static bool is_root(const RowNode *n)
+{
+    return n->kind == R_STORE || n->kind == R_COLSUM;
+}
+
+static void find_reuse(Rows *r)
+{
+    r->cost = NEWN(int, r->nphases);
+    for (int phase = 0; phase < r->nphases; phase++) {
+        for (int i = 0; i < r->nred; i++) {
+            if (r->red[i].phase != phase) continue;
+            visit(r, r->red[i].a, phase);
+            if (r->red[i].b >= 0) visit(r, r->red[i].b, phase);
+        }
+        for (int i = 0; i < r->p->nnodes; i++) {
+            const RowNode *n = &r->p->node[i];
+            if (!is_root(n) || r->level[i] != phase) continue;
+            visit(r, n->a, phase);
+            const RowArg *arg = &r->p->arg[n->arg];
+            if (n->kind == R_STORE && !arg->accumulate && arg->stride == 1
+                && r->p->node[n->a].kind == R_OP && r->stored[n->a] == NONE)
+                r->stored[n->a] = phase;
+        }
+    }
+    for (int i = 0; i < r->p->nnodes; i++)
+        if (r->put[i]) r->aside[i] = l_stack(r->l, r->pw + r->lanes, str_fmt("v_node%d", i));
+}
+
+/* ---- operands ------------------------------------------------------------------ */
+
+static Val column(Rows *r) { return l_iadd(r->l, r->first, r->col); }
+
+/* Lane by lane: element index(column + lane) of argument i, for the lanes in use. */
+typedef Val Index(Rows *r, const RowArg *a, Val column);
+
+static Val index_per(Rows *r, const RowArg *a, Val c)
+{
+    L *l = r->l;
+    if (a->per > 1) c = LLVMBuildUDiv(l->b, c, l_i64(l, a->per), "");
+    return l_imulc(l, c, a->stride);
+}
+
+static Val index_vector(Rows *r, const RowArg *a, Val c)
+{
+    return LLVMBuildURem(r->l->b, c, l_i64(r->l, a->length), "");
+}
+
+static Val lane_at(Rows *r, int i, Index *index, int lane)
+{
+    Val c = l_iaddc(r->l, column(r), lane);
+    return l_real_at(r->l, r->at[i], index(r, &r->p->arg[i], c));
+}
+
+static Val gather(Rows *r, int i, Index *index)
+{
+    L *l = r->l;
+    if (r->lanes == 1) return l_load(l, l->real, lane_at(r, i, index, 0), 1, 1);
+    Val x = LLVMConstNull(l_reals(l, r->lanes));
+    for (int t = 0; t < r->active; t++) {
+        Val one = l_load(l, l->real, lane_at(r, i, index, t), 1, 1);
+        x = LLVMBuildInsertElement(l->b, x, one, l_i64(l, t), "");
+    }
+    return x;
+}
+
+/* Argument i as rows: an address where the chunk is contiguous, or NULL. */
+static Val row_address(Rows *r, int i)
+{
+    const RowArg *a = &r->p->arg[i];
+    if (a->per > 1 || a->stride != 1) return NULL;
+    return l_real_at(r->l, r->at[i], column(r));
+}
+
+/* Argument i as a vector, element (first + col) % length: the same. */
+static Val vector_address(Rows *r, int i)
+{
+    L *l = r->l;
+    int64_t n = r->p->arg[i].length;
+    if (n == r->p->width) return l_real_at(l, r->at[i], column(r));
+    if (n % r->pw == 0) {
+        Val at = n == r->pw ? l_i64(l, 0)
+                            : LLVMBuildURem(l->b, r->first, l_i64(l, n), "");
+        return l_real_at(l, r->at[i], l_iadd(l, at, r->col));
+    }
+    if (r->pw % n || n % r->lanes) return NULL;
+    return l_real_at(l, r->at[i], LLVMBuildURem(l->b, r->col, l_i64(l, n), ""));
+}
+
+static Val load_row(Rows *r, int i)
+{
+    L *l = r->l;
+    const RowArg *a = &r->p->arg[i];
+    Val p = row_address(r, i);
+    if (p) return l_load(l, l->real, p, r->lanes, r->active);
+    bool aligned = r->p->parts == 1 || r->pw % r->lanes == 0;
+    if (a->per % r->lanes || !aligned) return gather(r, i, index_per);
+    p = l_real_at(l, r->at[i], index_per(r, a, column(r)));     // one number for the chunk
+    return l_splat(l, l_load(l, l->real, p, 1, 1), r->lanes);
+}
+
+static Val load_vector(Rows *r, int i)
+{
+    Val p = vector_address(r, i);
+    return p ? l_load(r->l, r->l->real, p, r->lanes, r->active) : gather(r, i, index_vector);
+}
+
+static Val global_columns(Rows *r)
+{
+    return l_load(r->l, r->l->i32, l_at(r->l, r->l->i32, r->colmap, column(r)), r->lanes,
+                  r->active);
+}
+
+/* Index inside the (global) part, as a number. */
+static Val column_number(Rows *r)
+{
+    L *l = r->l;
+    Val c = global_columns(r);
+    c = LLVMBuildURem(l->b, c, l_const(l_type(c), (double)r->p->part_width), "");
+    return LLVMBuildSIToFP(l->b, c, l_reals(l, r->lanes), "");
+}
+
+/* a / (1 - p) where the element is kept, else 0 (rt_dropout_word). */
+static Val dropout(Rows *r, const RowNode *n, Val a)
+{
+    L *l = r->l;
+    Typ t = l_vec(l->i32, r->lanes);
+    Val c[4] = { l_splat(l, r->token[0], r->lanes), l_splat(l, r->token[1], r->lanes),
+                 global_columns(r), l_const(t, n->salt) };
+    Val k[2] = { l_splat(l, r->key[0], r->lanes), l_splat(l, r->key[1], r->lanes) };
+    Val word = l_philox(l, c, k), limit = l_const(t, floor(n->c * 4294967296.0));
+    return l_select(l, l_icmp(l, LLVMIntUGE, word, limit),
+                    l_mul(l, a, l_const(l_type(a), 1 / (1 - n->c))), l_const(l_type(a), 0));
+}
+
+/* ---- nodes --------------------------------------------------------------------- */
+
+static Val full(Rows *r, int node);
+
+static Val compute(Rows *r, int node)
+{
+    const RowNode *n = &r->p->node[node];
+    if (n->kind == R_LOAD) return load_row(r, n->arg);
+    if (n->kind == R_LOADVEC) return load_vector(r, n->arg);
+    if (n->op == OP_COLUMN) return column_number(r);
+    Val a = full(r, n->a);
+    if (n->op == OP_DROPOUT) return dropout(r, n, a);
+    return l_op(r->l, n->op, a, n->b < 0 || n->op == OP_SPREAD ? NULL : full(r, n->b), n->c);
+}
+
+/* Where an R_STORE has left `node`. */
+static Val stored_at(Rows *r, int node)
+{
+    for (int i = 0; i < r->p->nnodes; i++) {
+        const RowNode *n = &r->p->node[i];
+        if (n->kind == R_STORE && n->a == node && !r->p->arg[n->arg].accumulate
+            && r->p->arg[n->arg].stride == 1)
+            return row_address(r, n->arg);
+    }
+    bug("row program %s: node %d is not stored", r->p->name, node);
+}
+
+/* The node's value in the lanes of the present chunk. */
+static Val full(Rows *r, int node)
+{
+    L *l = r->l;
+    if (r->scalar[node]) return r->all[node];
+    if (r->memo[node]) return r->memo[node];
+    Val x;
+    if (can_read_back(r, node, r->phase)) {
+        x = l_load(l, l->real, stored_at(r, node), r->lanes, r->active);
+    } else if (r->put[node] && r->seen[node] < r->phase) {
+        x = l_load(l, l->real, l_real_at(l, r->aside[node], r->col), r->lanes, r->lanes);
+    } else {
+        x = compute(r, node);
+        if (r->put[node]) l_store(l, x, l_real_at(l, r->aside[node], r->col), r->lanes);
+    }
+    return r->memo[node] = x;
+}
+
+static Val scalar_load(Rows *r, const RowNode *n)
+{
+    L *l = r->l;
+    const RowArg *a = &r->p->arg[n->arg];
+    Val i = n->kind == R_LOADVEC ? l_i64(l, 0)
+          : n->kind == R_LOADPART ? l_imulc(l, r->part, a->stride) : index_per(r, a, r->first);
+    return l_load(l, l->real, l_real_at(l, r->at[n->arg], i), 1, 1);
+}
+
+/* Scalars of level `phase`, then the R_STOREPARTs that were waiting for them. */
+static void scalars(Rows *r)
+{
+    L *l = r->l;
+    for (int i = 0; i < r->p->nnodes; i++) {
+        const RowNode *n = &r->p->node[i];
+        if (r->level[i] != r->phase) continue;
+        if (n->kind == R_STOREPART) {
+            const RowArg *a = &r->p->arg[n->arg];
+            Val p = l_real_at(l, r->at[n->arg], l_imulc(l, r->part, a->stride)), x = r->one[n->a];
+            if (a->accumulate) x = l_add(l, x, l_load(l, l->real, p, 1, 1));
+            l_store(l, x, p, 1);
+        }
+        if (!r->scalar[i]) continue;
+        if (n->kind == R_NUMBER) r->one[i] = l_num(l, n->c);
+        else if (n->kind == R_OP) r->one[i] = l_op(l, n->op, r->one[n->a],
+                                                   n->b < 0 ? NULL : r->one[n->b], n->c);
+        else if (!is_reduction(n->kind)) r->one[i] = scalar_load(r, n);
+        r->all[i] = n->kind == R_NUMBER ? l_const(l_reals(l, r->lanes), n->c)
+                                        : l_splat(l, r->one[i], r->lanes);
+    }
+}
+
+/* ---- reductions and results ------------------------------------------------------ */
+
+static int combine_op(RowNodeKind k)
+{
+    return k == R_MAX ? L_MAX : k == R_FIRST ? L_MIN : L_SUM;
+}
+
+static double neutral(const Rows *r, RowNodeKind k)
+{
+    return k == R_MAX ? -INFINITY : k == R_FIRST ? huge_of[r->l->is_double] : 0;
+}
+
+/* What the chunk adds to a reduction; lanes that are not in use add nothing. */
+static Val contribution(Rows *r, const Reduction *d)
+{
+    L *l = r->l;
+    Val x = full(r, d->a);
+    if (d->kind == R_M2) {
+        x = l_sub(l, x, l_splat(l, r->red[d->mean].value, r->lanes));
+        x = l_mul(l, x, x);
+    }
+    if (d->kind == R_FIRST) {
+        Val same = l_cmp(l, LLVMRealOEQ, x, full(r, d->b));
+        x = l_select(l, same, column_number(r), l_const(l_type(x), neutral(r, R_FIRST)));
+    }
+    if (r->active == r->lanes) return x;
+    return l_select(l, l_mask(l, r->lanes, l_i64(l, r->active)), x,
+                    l_const(l_type(x), neutral(r, d->kind)));
+}
+
+static void store_row(Rows *r, const RowNode *n)
+{
+    L *l = r->l;
+    const RowArg *a = &r->p->arg[n->arg];
+    Val x = full(r, n->a), p = row_address(r, n->arg);
+    if (p) {
+        if (a->accumulate) x = l_add(l, x, l_load(l, l->real, p, r->lanes, r->active));
+        l_store(l, x, p, r->active);
+        return;
+    }
+    if (a->per > 1) bug("row program %s: stores through a repeated column", r->p->name);
+    for (int t = 0; t < r->active; t++) {
+        Val one = r->lanes == 1 ? x : LLVMBuildExtractElement(l->b, x, l_i64(l, t), "");
+        Val q = lane_at(r, n->arg, index_per, t);
+        if (a->accumulate) one = l_add(l, one, l_load(l, l->real, q, 1, 1));
+        l_store(l, one, q, 1);
+    }
+}
+
+/* Sums over rows grow in the worker's scratch; lanes may share an element. */
+static void column_sum(Rows *r, const RowNode *n)
+{
+    L *l = r->l;
+    Val x = full(r, n->a), p = vector_address(r, n->arg);
+    if (p) {
+        l_store(l, l_add(l, l_load(l, l->real, p, r->lanes, r->active), x), p, r->active);
+        return;
+    }
+    for (int t = 0; t < r->active; t++) {
+        Val one = r->lanes == 1 ? x : LLVMBuildExtractElement(l->b, x, l_i64(l, t), "");
+        Val q = lane_at(r, n->arg, index_vector, t);
+        l_store(l, l_add(l, l_load(l, l->real, q, 1, 1), one), q, 1);
+    }
+}
+
+/* ---- loops --------------------------------------------------------------------- */
+
+/* One chunk of the phase. acc: accumulators of the phase's reductions. */
+static void chunk(Rows *r, Val col, int active, Val *acc)
+{
+    r->col = col;
+    r->active = active;
+    memset(r->memo, 0, sizeof *r->memo * (size_t)r->p->nnodes);
+    for (int i = 0; i < r->nred; i++) {
+        if (r->red[i].phase != r->phase) continue;
+        *acc = l_combine(r->l, combine_op(r->red[i].kind), *acc, contribution(r, &r->red[i]));
+        acc++;
+    }
+    for (int i = 0; i < r->p->nnodes; i++) {
+        const RowNode *n = &r->p->node[i];
+        if (!is_root(n) || r->level[i] != r->phase) continue;
+        if (n->kind == R_STORE) store_row(r, n);
+        else column_sum(r, n);
+    }
+}
+
+/* Chunks side by side: more for short expressions, whose sums would wait. */
+static int unroll_of(const Rows *r, int nacc, int64_t chunks)
+{
+    int cost = r->cost[r->phase];
+    int u = cost <= 8 ? 4 : cost <= 20 ? 2 : 1;
+    if (u == 1 && nacc && cost <= 40) u = 2;
+    while (u > 1 && (u * nacc > L_CARRY || u > chunks)) u /= 2;
+    return u;
+}
+
+static int phase_reductions(const Rows *r, bool *any)
+{
+    int n = 0;
+    for (int i = 0; i < r->nred; i++) n += r->red[i].phase == r->phase;
+    *any = n > 0;
+    for (int i = 0; i < r->p->nnodes; i++)
+        *any |= is_root(&r->p->node[i]) && r->level[i] == r->phase;
+    return n;
+}
+
+static void set_scalar(Rows *r, Reduction *d, Val x)
+{
+    L *l = r->l;
+    if (d->kind == R_MEAN) x = l_mul(l, x, l_num(l, 1 / (double)r->pw));
+    d->value = x;
+    if (d->node == NONE) return;
+    r->one[d->node] = x;
+}
+
+static void column_loop(Rows *r)
+{
+    L *l = r->l;
+    bool any;
+    int nacc = phase_reductions(r, &any), k = 0;
+    if (!any) return;
+    int64_t chunks = r->pw / r->lanes, tail = r->pw % r->lanes;
+    int u = unroll_of(r, nacc, chunks), n = u * nacc;
+    int64_t turns = chunks / u, step = (int64_t)u * r->lanes;
+    Val acc[L_CARRY];
+    for (int i = 0; i < r->nred; i++)
+        if (r->red[i].phase == r->phase) {
+            for (int j = 0; j < u; j++)
+                acc[j * nacc + k] = l_const(l_reals(l, r->lanes), neutral(r, r->red[i].kind));
+            k++;
+        }
+    if (turns > 1) {
+        Loop o = l_for(l, str_fmt("col%d", r->phase), l_i64(l, 0), l_i64(l, turns * step), step,
+                       n, acc);
+        memcpy(acc, o.carry, sizeof *acc * (size_t)n);
+        for (int j = 0; j < u; j++)
+            chunk(r, l_iaddc(l, o.i, j * r->lanes), r->lanes, acc + j * nacc);
+        l_next(l, &o, acc);
+        memcpy(acc, o.carry, sizeof *acc * (size_t)n);
+    } else {
+        turns = 0;
+    }
+    for (int64_t j = turns * u; j < chunks; j++)
+        chunk(r, l_i64(l, j * r->lanes), r->lanes, acc + (j % u) * nacc);
+    if (tail) chunk(r, l_i64(l, chunks * r->lanes), (int)tail, acc);
+    k = 0;
+    for (int i = 0; i < r->nred; i++) {
+        if (r->red[i].phase != r->phase) continue;
+        int op = combine_op(r->red[i].kind);
+        for (int j = 1; j < u; j++) acc[k] = l_combine(l, op, acc[k], acc[j * nacc + k]);
+        set_scalar(r, &r->red[i], l_reduce(l, op, acc[k++]));
+    }
+}
+
+static void one_part(Rows *r, Val part)
+{
+    r->part = part;
+    r->first = l_imulc(r->l, part, r->pw);
+    for (r->phase = 0; r->phase < r->nphases; r->phase++) {
+        scalars(r);
+        column_loop(r);
+    }
+}
+
+static void one_row(Rows *r, Val row)
+{
+    L *l = r->l;
+    for (int i = 0; i < r->p->nargs; i++) {
+        const RowArg *a = &r->p->arg[i];
+        if (!r->fixed[i]) r->at[i] = l_real_at(l, l->arg[i], l_imulc(l, row, a->ld));
+    }
+    if (r->row_token) {
+        Val token = l_load(l, l->i64, l_at(l, l->i64, r->row_token, row), 1, 1);
+        r->token[0] = LLVMBuildTrunc(l->b, token, l->i32, "");
+        r->token[1] = LLVMBuildTrunc(l->b, LLVMBuildLShr(l->b, token, l_i64(l, 32), ""), l->i32,
+                                     "");
+    }
+    if (r->p->parts == 1) {
+        one_part(r, l_i64(l, 0));
+    } else {
+        Loop o = l_for(l, "part", l_i64(l, 0), l_i64(l, r->p->parts), 1, 0, NULL);
+        one_part(r, o.i);
+        l_next(l, &o, NULL);
+    }
+}
+
+/* Vectors; the worker's row of sums over rows, cleared. */
+static void open_vectors(Rows *r)
+{
+    L *l = r->l;
+    for (int i = 0; i < r->p->nargs; i++) r->at[i] = l->arg[i];
+    for (int i = 0; i < r->p->nnodes; i++) {
+        const RowNode *n = &r->p->node[i];
+        if (n->kind == R_LOADVEC) r->fixed[n->arg] = true;
+        if (n->kind != R_COLSUM || r->fixed[n->arg]) continue;
+        r->fixed[n->arg] = true;
+        int64_t length = r->p->arg[n->arg].length;
+        Val worker = l_field(l, l->i64, worker);
+        r->at[n->arg] = l_real_at(l, l->arg[n->arg], l_imulc(l, worker, length));
+        LLVMBuildMemSet(l->b, r->at[n->arg], LLVMConstNull(l->i8), l_i64(l, length * l->size),
+                        (unsigned)l->size);
+    }
+}
+
+static void open_tables(Rows *r)
+{
+    L *l = r->l;
+    if (r->p->needs_colmap) r->colmap = l_field(l, l->ptr, colmap);
+    if (!r->p->needs_rowmap) return;
+    r->row_token = l_field(l, l->ptr, row_token);
+    Val seed = LLVMBuildTrunc(l->b, l_field(l, l->i64, seed), l->i32, "");
+    r->key[0] = LLVMBuildXor(l->b, seed, l_i32(l, 0x5eed), "");
+    r->key[1] = l_field(l, l->i32, step);
+}
+
+/* y[r, :] = program(x[r, :], ..) for rows lo .. hi */
+void emit_rows(L *l, const KernelSpec *spec)
+{
+    const RowProg *p = spec->rows;
+    size_t n = (size_t)p->nnodes;
+    l_kernel(l, spec, p->nargs);
+    Rows *r = NEW(Rows);
+    *r = (Rows){ .l = l, .p = p, .pw = p->width / p->parts, .lanes = l->lanes, .nphases = 1,
+        .level = NEWN(int, n), .seen = NEWN(int, n), .stored = NEWN(int, n),
+        .mark = NEWN(int, n), .scalar = NEWN(bool, n), .put = NEWN(bool, n),
+        .one = NEWN(Val, n), .all = NEWN(Val, n), .memo = NEWN(Val, n), .aside = NEWN(Val, n) };
+    if (p->width % p->parts) bug("row program %s: %d parts", p->name, p->parts);
+    while (r->lanes / 2 >= r->pw) r->lanes /= 2;
+    find_levels(r);
+    find_reuse(r);
+    open_vectors(r);
+    open_tables(r);
+    Loop o = l_for(l, "row", l->lo, l->hi, 1, 0, NULL);
+    one_row(r, o.i);
+    l_next(l, &o, NULL);
+    l_finish(l);
+}

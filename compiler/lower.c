@@ -1,0 +1,520 @@
+/*
+ * lower.c - values, conversions and collectives: the only place a collective
+ * comes from.
+ *
+ * Operators are lowered in program order. A tensor can be found in several
+ * forms at once (Spot.at): as its producer left it, perhaps partial; in its home
+ * layout; gathered. Each is made when it is first asked for:
+ *
+ *   product  --reduce-scatter-->  home  --all-gather-->  rows of the x share
+ *   (partial)                      |
+ *                                  +--all-to-all-->  the other layout
+ */
+#include "partition.h"
+
+Axes canon(const Plan *p, Axes a, int rep)
+{
+    Axes out = 0;
+    for (int bit = 1; bit <= AX_Z; bit <<= 1)
+        if ((a & bit) && axes_size(p, (Axes)bit, rep) > 1)
+            out |= (Axes)bit;
+    return out;
+}
+
+/* ---- values ------------------------------------------------------------------ */
+
+Layout home_layout(Part *q, TensorId t, char home)
+{
+    const Plan *p = q->p;
+    Layout l = { .rep = 1 };
+    l.rows = canon(p, home == 'A' ? AX_X | AX_YK : AX_X | AX_Z, 1);
+    if (p->tensors.at[t].width > 1)
+        l.cols = canon(p, axis_of(home), 1);
+    return l;
+}
+
+int64_t rows_of(Part *q, Axes rows)
+{
+    const Plan *p = q->p;
+    if (q->in_chunk)
+        return q->chunk / (rows & AX_Z ? p->is.z : 1);
+    return p->is.T / axes_size(p, rows, 1);
+}
+
+int rowmap_of(Part *q, Axes rows)
+{
+    Plan *p = q->p;
+    RowMap m = { rows, q->in_chunk ? q->chunk : 0, q->in_chunk ? q->ichunk : 0,
+                 rows_of(q, rows) };
+    for (int i = 0; i < p->rowmaps.n; i++) {
+        const RowMap *o = &p->rowmaps.at[i];
+        if (o->axes == m.axes && o->chunk == m.chunk && o->chunk_i == m.chunk_i)
+            return i;
+    }
+    vec_add(&p->rowmaps, m);
+    return p->rowmaps.n - 1;
+}
+
+static BufferId buffer_new(Part *q, const char *name, BufClass class, DType d, int64_t n)
+{
+    Buffer b = { .name = name, .class = class, .dtype = d, .elements = n, .first = -1,
+                 .last = -1 };
+    vec_add(&q->p->buffers, b);
+    return q->p->buffers.n - 1;
+}
+
+static ValueId value_add(Part *q, Value v)
+{
+    v.made = q->phase;
+    vec_add(&q->p->values, v);
+    return q->p->values.n - 1;
+}
+
+ValueId value_new(Part *q, TensorId t, Layout l, int64_t rows, Columns c, BufClass class,
+                  const char *name)
+{
+    const Plan *p = q->p;
+    int64_t cols = 0;
+    if (p->tensors.at[t].width == 1)
+        cols = 1;
+    else
+        cols = local_width(p, c, l.cols);
+    Value v = { .tensor = t, .layout = l, .cols_map = c, .rows = rows, .cols = cols,
+                .ld = cols, .unit = NONE, .rowmap = rowmap_of(q, l.rows) };
+    v.buffer = buffer_new(q, name, class, D_REAL, rows * cols);
+    return value_add(q, v);
+}
+
+ValueId value_matrix(Part *q, int64_t rows, int64_t cols, DType d, BufClass class,
+                     const char *name)
+{
+    Value v = { .tensor = NONE, .rows = rows, .cols = cols, .ld = cols, .unit = NONE,
+                .rowmap = NONE, .layout = { .rep = 1 } };
+    v.buffer = buffer_new(q, name, class, d, rows * cols);
+    return value_add(q, v);
+}
+
+ValueId value_view(Part *q, ValueId v, int64_t row, int64_t rows, int64_t col, int64_t cols)
+{
+    Value w = q->p->values.at[v];
+    w.offset += row * w.ld + col;
+    w.rows = rows;
+    w.cols = cols;
+    return value_add(q, w);
+}
+
+void spot_add(Part *q, TensorId t, ValueId v) { vec_add(&q->spot[t].at, v); }
+
+ValueId home_new(Part *q, TensorId t, BufClass class)
+{
+    Plan *p = q->p;
+    Spot *s = &q->spot[t];
+    Layout l = home_layout(q, t, s->home);
+    if (s->concat == NONE)
+        return value_new(q, t, l, rows_of(q, l.rows), s->cols, class, p->tensors.at[t].name);
+    const Op *o = &p->ops.at[s->concat];
+    if (q->concat[s->concat] == NONE)
+        q->concat[s->concat] = home_new(q, o->out[0], class);
+    int64_t col = 0;
+    for (int j = 0; o->in[j] != t; j++)
+        col += local_width(p, q->spot[o->in[j]].cols, l.cols);
+    ValueId v = value_view(q, q->concat[s->concat], 0, rows_of(q, l.rows), col,
+                           local_width(p, s->cols, l.cols));
+    p->values.at[v].tensor = t;
+    p->values.at[v].cols_map = s->cols;
+    return v;
+}
+
+/* ---- instructions -------------------------------------------------------------- */
+
+Inst *inst_new(Part *q, InstKind kind, OpId op, const char *what)
+{
+    Plan *p = q->p;
+    Inst i = { .kind = kind, .phase = q->phase, .op = op, .rows = NONE, .rep = 1,
+               .rowmap = NONE, .rowmap_k = NONE };
+    if (op != NONE) {
+        i.loc = p->ops.at[op].loc;
+        i.name = what ? str_fmt("%s: %s", p->ops.at[op].name, what) : p->ops.at[op].name;
+    } else {
+        i.name = what;
+    }
+    vec_add(&p->insts, i);
+    return &p->insts.at[p->insts.n - 1];
+}
+
+static ValueId *add_id(ValueId *at, int n, ValueId v)
+{
+    ValueId *more = NEWN(ValueId, n + 1);
+    if (n)
+        memcpy(more, at, sizeof *at * (size_t)n);
+    more[n] = v;
+    return more;
+}
+
+void inst_in(Inst *i, ValueId v)
+{
+    i->in = add_id(i->in, i->nin, v);
+    i->nin++;
+}
+
+void inst_out(Inst *i, ValueId v)
+{
+    i->out = add_id(i->out, i->nout, v);
+    i->nout++;
+}
+
+/* A group of one is not in the plan: then the result is the source. */
+ValueId coll(Part *q, CollKind kind, Axes axes, int rep, ValueId src, ValueId dst, OpId op,
+             const char *what, const char *reason)
+{
+    if (canon(q->p, axes, rep) == 0)
+        return src;
+    Inst *i = inst_new(q, I_COLL, op, what);
+    i->coll = kind;
+    i->axes = canon(q->p, axes, rep);
+    i->rep = rep;
+    i->reason = reason;
+    inst_in(i, src);
+    inst_out(i, dst);
+    return dst;
+}
+
+ValueId contiguous(Part *q, ValueId v, OpId op)
+{
+    Value a = q->p->values.at[v];
+    if (a.ld == a.cols || a.rows == 1)
+        return v;
+    Value b = a;
+    b.ld = b.cols;
+    b.offset = 0;
+    b.buffer = buffer_new(q, "contiguous copy", BUF_WORK, D_REAL, b.rows * b.cols);
+    ValueId w = value_add(q, b);
+    Inst *i = inst_new(q, I_COPY, op, "copy to contiguous rows");
+    inst_in(i, v);
+    inst_out(i, w);
+    return w;
+}
+
+/* ---- finding a tensor ------------------------------------------------------------ */
+
+static bool settled(Layout l) { return (l.partial & (Axes)~AX_YR) == 0; }
+
+static ValueId find(Part *q, TensorId t, Axes rows, Axes cols, bool is_settled)
+{
+    const Spot *s = &q->spot[t];
+    for (int i = s->at.n - 1; i >= 0; i--) {
+        const Value *v = &q->p->values.at[s->at.at[i]];
+        if (v->layout.rows != rows || v->layout.cols != cols || settled(v->layout) != is_settled)
+            continue;
+        if (v->gathered && v->made == PHASE_FORWARD && q->phase == PHASE_BACKWARD &&
+            !q->p->is.keep_inputs)
+            continue;
+        return s->at.at[i];
+    }
+    return NONE;
+}
+
+void demand(Part *q, TensorId t)
+{
+    OpId d = q->p->tensors.at[t].def;
+    if (d != NONE)
+        emit_op(q, d);
+}
+
+static const char *axes_name(Axes a) { return axes_word(a, 1); }
+
+/* Takes the sum that a product left pending, each rank keeping its own rows. */
+static ValueId scatter(Part *q, TensorId t, ValueId v)
+{
+    Plan *p = q->p;
+    Value a = p->values.at[v];
+    Layout home = home_layout(q, t, q->spot[t].home);
+    Axes over = a.layout.partial & (Axes)~AX_YR;
+    if ((a.layout.rows | over) != home.rows)
+        bug("%s: a sum over %s is pending on rows by %s", p->tensors.at[t].name,
+            axes_name(over), axes_name(a.layout.rows));
+    OpId op = p->tensors.at[t].def;
+    Layout l = home;
+    l.partial = a.layout.partial & AX_YR;
+    l.rep = a.layout.rep;
+    ValueId src = contiguous(q, v, op);
+    ValueId dst = value_new(q, t, l, rows_of(q, l.rows), a.cols_map, BUF_ACTIVATION,
+                            p->tensors.at[t].name);
+    coll(q, COLL_REDUCE_SCATTER, over, 1, src, dst, op,
+         str_fmt("reduce-scatter over %s", axes_name(over)),
+         str_fmt("each rank of %s has a part of every sum; the result's rows are split over it",
+                 axes_name(over)));
+    spot_add(q, t, dst);
+    return dst;
+}
+
+ValueId home_value(Part *q, TensorId t)
+{
+    demand(q, t);
+    Layout l = home_layout(q, t, q->spot[t].home);
+    ValueId v = find(q, t, l.rows, l.cols, true);
+    if (v != NONE)
+        return v;
+    const Spot *s = &q->spot[t];
+    for (int i = 0; i < s->at.n; i++)
+        if (!settled(q->p->values.at[s->at.at[i]].layout))
+            return scatter(q, t, s->at.at[i]);
+    bug("%s (%s) is nowhere", q->p->tensors.at[t].name,
+        op_word[q->p->ops.at[q->p->tensors.at[t].def].kind]);
+}
+
+void all_reduced(Part *q, TensorId t, ValueId v, OpId op)
+{
+    Plan *p = q->p;
+    Value a = p->values.at[v];
+    Axes over = a.layout.partial;
+    int rep = a.layout.rep;
+    ValueId src = contiguous(q, v, op);
+    a = p->values.at[src];
+    a.layout.partial = 0;
+    ValueId dst = value_add(q, a);
+    coll(q, COLL_ALL_REDUCE, over, rep, src, dst, op,
+         str_fmt("all-reduce over %s", axes_word(over, rep)),
+         "copies of the same kv heads saw different query heads; what follows is not linear");
+    Spot *s = &q->spot[t];
+    for (int i = 0; i < s->at.n; i++)
+        if (s->at.at[i] == v)
+            s->at.at[i] = dst;
+}
+
+ValueId value_in(Part *q, TensorId t, char home)
+{
+    Plan *p = q->p;
+    char from = q->spot[t].home;
+    ValueId v = home_value(q, t);
+    if (home == from)
+        return v;
+    Layout l = home_layout(q, t, home);
+    Layout now = p->values.at[v].layout;
+    if (l.rows == now.rows && l.cols == now.cols)
+        return v;
+    ValueId there = find(q, t, l.rows, l.cols, true);
+    if (there != NONE)
+        return there;
+    OpId op = p->tensors.at[t].def;
+    if (now.partial) {
+        all_reduced(q, t, v, op);
+        v = home_value(q, t);
+    }
+    v = contiguous(q, v, op);
+    ValueId dst = value_new(q, t, l, rows_of(q, l.rows), q->spot[t].cols, BUF_GATHERED,
+                            str_fmt("%s in %c", p->tensors.at[t].name, home));
+    p->values.at[dst].gathered = true;
+    Inst *i = inst_new(q, I_COLL, op, str_fmt("all-to-all %c to %c", from, home));
+    i->coll = COLL_ALL_TO_ALL;
+    i->a2a = home == 'B' ? A2A_AB : A2A_BA;
+    i->axes = canon(p, AX_YK | AX_Z, 1);
+    i->reason = str_fmt("`%s` is in layout %c and meets an operand in %c: rows are exchanged for "
+                        "columns", p->tensors.at[t].name, from, home);
+    inst_in(i, v);
+    inst_out(i, dst);
+    spot_add(q, t, dst);
+    return dst;
+}
+
+ValueId gathered(Part *q, TensorId t, char home)
+{
+    Plan *p = q->p;
+    ValueId v = value_in(q, t, home);
+    Value a = p->values.at[v];
+    Axes over = canon(p, home == 'A' ? AX_YK : AX_Z, 1), rows = canon(p, AX_X, 1);
+    if (over == 0)
+        return v;
+    ValueId there = find(q, t, rows, a.layout.cols, true);
+    if (there != NONE)
+        return there;
+    OpId op = p->tensors.at[t].def;
+    Layout l = a.layout;
+    l.rows = rows;
+    v = contiguous(q, v, op);
+    ValueId dst = value_new(q, t, l, rows_of(q, rows), a.cols_map, BUF_GATHERED,
+                            str_fmt("%s, rows over %s", p->tensors.at[t].name, axes_name(over)));
+    p->values.at[dst].gathered = true;
+    coll(q, COLL_ALL_GATHER, over, 1, v, dst, op, str_fmt("all-gather over %s", axes_name(over)),
+         str_fmt("rows of `%s` are split over %s; the product needs all rows of its x share",
+                 p->tensors.at[t].name, axes_name(over)));
+    spot_add(q, t, dst);
+    return dst;
+}
+
+/* ---- parameters -------------------------------------------------------------------- */
+
+ValueId weight(Part *q, UnitId u)
+{
+    Plan *p = q->p;
+    ParamUnit *n = &p->units.at[u];
+    if (n->spread == 0)
+        return n->p;
+    bool fresh = q->unit_whole[u] != NONE &&
+        (p->is.keep_weights || (q->unit_phase[u] == q->phase && q->unit_turn[u] == q->turn));
+    if (fresh)
+        return q->unit_whole[u];
+    Value v = { .tensor = NONE, .rows = n->brows, .cols = n->bcols, .ld = n->bcols, .unit = u,
+                .whole = true, .rowmap = NONE, .layout = { .rep = 1 }, .gathered = true };
+    v.buffer = buffer_new(q, str_fmt("%s, gathered", n->name), BUF_GATHERED, D_REAL,
+                          n->shard * axes_size(p, n->spread, n->rep));
+    ValueId dst = value_add(q, v);
+    coll(q, COLL_ALL_GATHER, n->spread, n->rep, n->p, dst, NONE,
+         str_fmt("%s: all-gather over %s", n->name, axes_word(n->spread, n->rep)),
+         str_fmt("the block of `%s` is spread over %s", n->name, axes_word(n->spread, n->rep)));
+    p->insts.at[p->insts.n - 1].loc = n->loc;
+    q->unit_whole[u] = dst;
+    q->unit_phase[u] = q->phase;
+    q->unit_turn[u] = q->turn;
+    return dst;
+}
+
+ValueId weight_grad(Part *q, UnitId u, bool *first)
+{
+    Plan *p = q->p;
+    ParamUnit *n = &p->units.at[u];
+    UnitGrad *g = &q->grad[u];
+    *first = g->done == 0;
+    if (n->spread == 0)
+        return n->g;
+    if (g->whole == NONE) {
+        Value v = { .tensor = NONE, .rows = n->brows, .cols = n->bcols, .ld = n->bcols, .unit = u,
+                    .whole = true, .rowmap = NONE, .layout = { .rep = 1 } };
+        v.buffer = buffer_new(q, str_fmt("gradient of %s, whole", n->name), BUF_WORK, D_REAL,
+                              n->shard * axes_size(p, n->spread, n->rep));
+        g->whole = value_add(q, v);
+    }
+    return g->whole;
+}
+
+void weight_grad_done(Part *q, UnitId u, OpId op)
+{
+    Plan *p = q->p;
+    ParamUnit *n = &p->units.at[u];
+    UnitGrad *g = &q->grad[u];
+    if (++g->done < g->ncontrib || n->spread == 0)
+        return;
+    coll(q, COLL_REDUCE_SCATTER, n->spread, n->rep, g->whole, n->g, op,
+         str_fmt("gradient, reduce-scatter over %s", axes_word(n->spread, n->rep)),
+         str_fmt("each rank of %s saw other tokens or heads; the block of `%s` is spread over it",
+                 axes_word(n->spread, n->rep), n->name));
+}
+
+/* ---- program order -------------------------------------------------------------------- */
+
+void emit_cluster(Part *q, int c)
+{
+    if (q->clusters.at[c].emitted)
+        return;
+    q->clusters.at[c].emitted = true;
+    lower_cluster(q, c);
+}
+
+void emit_op(Part *q, OpId op)
+{
+    OpInfo *f = &q->info[op];
+    if (is_row_op(&q->p->ops.at[op])) {
+        int c = cluster_of(q, op);
+        if (c != NONE && !f->floating)
+            emit_cluster(q, c);
+        return;
+    }
+    if (f->emitted)
+        return;
+    f->emitted = true;
+    lower_op(q, op);
+}
+
+/* Tensors that their producer can write straight into a CONCAT's result. */
+static void find_concats(Part *q)
+{
+    Plan *p = q->p;
+    for (int t = 0; t < p->tensors.n; t++)
+        q->spot[t].concat = NONE;
+    for (int i = 0; i < p->ops.n; i++) {
+        const Op *o = &p->ops.at[i];
+        q->concat[i] = NONE;
+        if (o->kind != OP_CONCAT || o->parts > 1)
+            continue;
+        for (int j = 0; j < o->nin; j++) {
+            Spot *s = &q->spot[o->in[j]];
+            OpId d = p->tensors.at[o->in[j]].def;
+            if (s->nuses != 1 || s->home != q->spot[o->out[0]].home || d == NONE ||
+                q->info[d].region)
+                continue;
+            const Op *m = &p->ops.at[d];
+            bool writes = m->kind == OP_ROPE || (op_class[m->kind] == C_ROW && s->stored) ||
+                (m->kind == OP_ATTN_DX &&
+                 (p->is.attention == ATT_LOCAL || (o->in[j] == m->out[0] &&
+                                                   p->is.attention == ATT_GATHER)));
+            if (writes && p->tensors.at[o->in[j]].width > 1)
+                s->concat = i;
+        }
+    }
+}
+
+static void count_contributions(Part *q)
+{
+    Plan *p = q->p;
+    for (int i = 0; i < p->units.n; i++) {
+        q->grad[i] = (UnitGrad){ .whole = NONE };
+        q->grad[i].first = NEWN(bool, p->units.at[i].npieces);
+        q->unit_whole[i] = NONE;
+    }
+    for (int i = 0; i < p->ops.n; i++) {
+        const Op *o = &p->ops.at[i];
+        if (o->kind == OP_COLSUM)
+            q->grad[q->param_unit[p->tensors.at[o->out[0]].param]].ncontrib++;
+        if (o->kind == OP_LINEAR_DW || o->kind == OP_EMBED_DW)
+            for (int k = 0; k < q->info[o->of].nunits; k++)
+                q->grad[q->info[o->of].unit[k]].ncontrib++;
+    }
+}
+
+static void make_regions(Part *q)       // the persistent buffers and each unit's share
+{
+    Plan *p = q->p;
+    BufferId params = buffer_new(q, "parameters", BUF_PARAMS, D_REAL, p->flat_pad);
+    BufferId grads = buffer_new(q, "gradients", BUF_GRADS, D_REAL, p->flat_pad);
+    int64_t part = p->is.zero >= 1 ? p->flat_pad / p->is.data : p->flat_pad;
+    bool adam = p->config->train.optimizer == OPT_ADAMW;
+    buffer_new(q, "first moments", BUF_MOMENTS, D_REAL, part);
+    buffer_new(q, "second moments", BUF_MOMENTS, D_REAL, adam ? part : 0);
+    for (int i = 0; i < 4; i++)
+        p->buffers.at[i].persistent = true;
+    for (int i = 0; i < p->units.n; i++) {
+        ParamUnit *u = &p->units.at[i];
+        Value v = { .tensor = NONE, .unit = i, .rowmap = NONE, .layout = { .rep = 1 },
+                    .buffer = params, .offset = u->offset, .rows = 1, .cols = u->shard,
+                    .ld = u->shard };
+        if (u->spread == 0) {
+            v.rows = u->brows;
+            v.cols = v.ld = u->bcols;
+        }
+        u->p = value_add(q, v);
+        v.buffer = grads;
+        u->g = value_add(q, v);
+    }
+}
+
+void lower(Part *q)
+{
+    Plan *p = q->p;
+    q->phase = PHASE_FORWARD;
+    find_concats(q);
+    make_regions(q);
+    count_contributions(q);
+    inst_new(q, I_COUNT, NONE, "count the targets");
+    for (int i = 0; i < p->ops.n; i++) {
+        const Op *o = &p->ops.at[i];
+        q->phase = o->phase;
+        q->turn = o->repeat * 100000 + o->turn;
+        if (o->kind == OP_CE)
+            lower_loss(q, i);
+        else if (q->info[i].region || o->kind == OP_CE_DX)
+            continue;
+        else if (!is_row_op(o) || o->kind == OP_COLSUM)
+            emit_op(q, i);
+    }
+    lower_sync(q);
+}

@@ -1,0 +1,477 @@
+/*
+ * mesh.c - sizes of the axes and the choices of a plan, from what the user
+ * pinned and what the model admits; every check of language.md section 6 that
+ * needs no layout.
+ *
+ * Without a cluster the machine is this one: as many ranks as the plan asks
+ * for. With a cluster and no cube, all factorisations are ordered by the words a
+ * rank receives in a turn (design.md 2) and the first legal one is taken.
+ */
+#include <unistd.h>
+
+#include "partition.h"
+
+static const char *list_of(const int64_t *v, int n, const char *last)
+{
+    const char *s = "";
+    for (int i = 0; i < n; i++)
+        s = str_fmt("%s%s%" PRId64, s, i == 0 ? "" : i + 1 == n ? last : ", ", v[i]);
+    return s;
+}
+
+/* ---- checks ------------------------------------------------------------------ */
+
+int kv_rep(const Plan *p, const Op *a)
+{
+    return p->is.y > a->kv_heads ? p->is.y / a->kv_heads : 1;
+}
+
+/* heads-divide, for one size of y. */
+static bool heads_split(const Op *o, int y)
+{
+    return o->heads % y == 0 && (o->kv_heads % y == 0 || y % o->kv_heads == 0);
+}
+
+static void report_heads(const Plan *p, const Op *o)
+{
+    const PlanSpec *s = &p->config->plan;
+    int y = p->is.y;
+    if (o->heads % y)
+        diag_error(o->loc, "heads-divide", "%d heads do not split over y = %d", o->heads, y);
+    else
+        diag_error(o->loc, "heads-divide", "%d kv heads neither split over y = %d nor divide it",
+                   o->kv_heads, y);
+    if (s->cube_loc.end)
+        diag_note(s->cube_loc, "y = %d stands here", y);
+    int64_t legal[64];
+    int n = 0;
+    for (int k = 1; k <= o->heads && n < 12; k++)
+        if (heads_split(o, k))
+            legal[n++] = k;
+    diag_hint("y can be %s; to use %d times as many devices, raise x or pipeline",
+              list_of(legal, n, " or "), y);
+}
+
+static void check_heads(const Plan *p)
+{
+    for (int i = 0; i < p->nforward; i++) {
+        const Op *o = &p->ops.at[i];
+        if (o->kind == OP_ATTN && !heads_split(o, p->is.y)) {
+            report_heads(p, o);
+            return;
+        }
+    }
+}
+
+static void check_rows(const Plan *p)
+{
+    const Choices *is = &p->is;
+    const PlanSpec *s = &p->config->plan;
+    int64_t step = is->x * lcm64(is->y, is->z);
+    if (is->T % step) {
+        int64_t b = step / gcd64(step, is->sequence);
+        diag_error(s->cube_loc, "rows-divide", "%" PRId64 " sequences of %" PRId64
+                   " tokens are not a multiple of x*lcm(y, z) = %" PRId64,
+                   is->microbatch, is->sequence, step);
+        if (p->config->train.batch.loc.end)
+            diag_note(p->config->train.batch.loc, "the batch of %" PRId64 " stands here",
+                      is->batch);
+        diag_hint("a batch of %" PRId64 " fits, or a sequence that is a multiple of %" PRId64,
+                  (is->batch + b * is->data - 1) / (b * is->data) * (b * is->data),
+                  step / gcd64(step, is->microbatch));
+    }
+    if (is->balanced && is->sequence % (2 * is->x * is->z))
+        diag_error(s->rows.loc, "rows-divide", "balanced rows need a sequence that is a multiple "
+                   "of 2*x*z = %d, not %" PRId64, 2 * is->x * is->z, is->sequence);
+}
+
+static void check_slices(const Plan *p)
+{
+    const PlanSpec *s = &p->config->plan;
+    int64_t sum = 0, n = 1;
+    if (s->slices_kind == SLICES_LIST) {
+        for (int i = 0; i < s->slices.n; i++)
+            sum += s->slices.at[i];
+        n = s->slices.n;
+        if (sum != p->is.sequence) {
+            diag_error(s->slices_loc, "slices-sum", "the slices add up to %" PRId64
+                       ", the sequence has %" PRId64 " tokens", sum, p->is.sequence);
+            if (p->config->train.sequence.loc.end)
+                diag_note(p->config->train.sequence.loc, "the sequence stands here");
+            if (n > 0 && sum - s->slices.at[n - 1] < p->is.sequence)
+                diag_hint("make the last slice %" PRId64,
+                          s->slices.at[n - 1] + p->is.sequence - sum);
+        }
+    } else if (s->slices_kind == SLICES_UNIFORM) {
+        n = s->slices_n;
+        if (n > p->is.sequence)
+            diag_error(s->slices_loc, "slices-sum", "%" PRId64 " slices of %" PRId64 " tokens",
+                       n, p->is.sequence);
+    }
+    if (n > 1 && p->sees_ahead) {
+        diag_error(p->sees_ahead_loc, "slice-causal",
+                   "this attention sees ahead, so its sequence cannot be cut into slices");
+        diag_note(s->slices_loc, "%" PRId64 " slices are asked for here", n);
+        diag_hint("use slices = uniform(1), or causal=yes");
+    }
+}
+
+static void check_turns(const Plan *p)
+{
+    const PlanSpec *s = &p->config->plan;
+    int chunks = s->chunks.set ? (int)s->chunks.v : 1;
+    int64_t sum = 0;
+    if (s->turns.n) {
+        for (int i = 0; i < s->turns.n; i++)
+            sum += s->turns.at[i];
+        if (sum != p->layers) {
+            diag_error(s->turns_loc, "layers-cover", "turns add up to %" PRId64
+                       ", the model's repeats have %d", sum, p->layers);
+            diag_hint("give each of the %d stages and chunks its share of %d turns",
+                      p->is.stages * chunks, p->layers);
+        } else if (s->turns.n != p->is.stages * chunks)
+            diag_error(s->turns_loc, "layers-cover", "%d entries for %d stages and chunks",
+                       s->turns.n, p->is.stages * chunks);
+    }
+    if (p->is.stages * chunks > 1 && p->is.stages * chunks > p->layers) {
+        diag_error(s->pipeline.loc, "layers-cover", "%d stages for %d turns",
+                   p->is.stages * chunks, p->layers);
+        diag_hint("pipeline can be at most %d", p->layers / chunks);
+    }
+}
+
+static void check_effect(const Plan *p)
+{
+    const PlanSpec *s = &p->config->plan;
+    if (s->zero.set && s->zero.v > 0 && p->is.data == 1) {
+        diag_error(s->zero.loc, "no-effect", "zero = %d shards over data, and data is 1",
+                   (int)s->zero.v);
+        diag_hint("raise data, or write zero = 0");
+    }
+    if (s->chunks.set && s->chunks.v > 1 && p->is.stages == 1) {
+        diag_error(s->chunks.loc, "no-effect", "chunks = %d interleaves stages, and there is one",
+                   (int)s->chunks.v);
+        diag_hint("raise pipeline, or write chunks = 1");
+    }
+    if (s->recompute.v && strcmp(s->recompute.v, "attention") == 0) {
+        bool any = false;
+        for (int i = 0; i < p->nforward; i++)
+            any |= p->ops.at[i].kind == OP_ATTN;
+        if (!any) {
+            diag_error(s->recompute.loc, "no-effect", "the model has no attention to recompute");
+            diag_hint("write recompute = none");
+        }
+    }
+}
+
+static void check_devices(const Plan *p)
+{
+    const Config *c = p->config;
+    const Choices *is = &p->is;
+    if (!c->has_cluster)
+        return;
+    int64_t have = (int64_t)(c->cluster.nodes.v * c->cluster.per_node.v);
+    int64_t want = (int64_t)is->data * is->stages * is->x * is->y * is->z;
+    if (have == want)
+        return;
+    Loc at = c->plan.cube_loc.end ? c->plan.cube_loc : c->plan.loc;
+    diag_error(at, "devices-match", "the plan uses %" PRId64 " devices (data %d, pipeline %d, "
+               "cube [%d, %d, %d]), the cluster has %" PRId64, want, is->data, is->stages,
+               is->x, is->y, is->z, have);
+    if (c->cluster.nodes.loc.end)
+        diag_note(c->cluster.nodes.loc, "%g nodes of %g devices", c->cluster.nodes.v,
+                  c->cluster.per_node.v);
+    int64_t inner = (int64_t)is->stages * is->x * is->y * is->z;
+    if (have % inner == 0)
+        diag_hint("data = %" PRId64 " fits", have / inner);
+    else if (have % ((int64_t)is->data * is->stages) == 0)
+        diag_hint("a cube of %" PRId64 " devices fits, such as [1, %" PRId64 ", 1]",
+                  have / is->data / is->stages, have / is->data / is->stages);
+    else
+        diag_hint("data * pipeline * x * y * z must be %" PRId64, have);
+}
+
+/* ---- choices ------------------------------------------------------------------- */
+
+/* Words a rank receives in a forward pass over all linears, taken to alternate
+ * between A and B: T*in*(y-1) + T*out*(z-1) + in*out*(x-1) over x*y*z. */
+static double words(const Plan *p, int x, int y, int z, double T)
+{
+    double v = 0;
+    bool from_a = true;
+    for (int i = 0; i < p->nforward; i++) {
+        const Op *o = &p->ops.at[i];
+        if (o->kind != OP_LINEAR)
+            continue;
+        double in = (double)p->tensors.at[o->in[0]].width;
+        double out = (double)p->tensors.at[o->out[0]].width;
+        double gather = from_a ? y : z, scatter = from_a ? z : y;
+        v += T * in * (gather - 1) + T * out * (scatter - 1) + in * out * (x - 1);
+        from_a = !from_a;
+    }
+    return v / ((double)x * y * z);
+}
+
+static bool grid_fits(const Plan *p, int data, int x, int y, int z)
+{
+    int64_t T = p->is.batch / data * p->is.sequence;
+    if (p->is.batch % data || T % (x * lcm64(y, z)))
+        return false;
+    for (int i = 0; i < p->nforward; i++) {
+        const Op *o = &p->ops.at[i];
+        if (o->kind == OP_ATTN && !heads_split(o, y))
+            return false;
+        if (o->kind != OP_LINEAR)
+            continue;
+        int64_t in = p->tensors.at[o->in[0]].width, out = p->tensors.at[o->out[0]].width;
+        if (in % z || in % y || (out != p->vocab && (out % y || out % z)))
+            return false;
+    }
+    return true;
+}
+
+/* Best grid of `n` devices with what is pinned; false: none fits. */
+static bool search_grid(Plan *p, int64_t n)
+{
+    const PlanSpec *s = &p->config->plan;
+    Choices best = p->is;
+    double least = HUGE_VAL;
+    for (int d = 1; d <= n; d++) {
+        if (n % d || (s->data.set && d != (int)s->data.v))
+            continue;
+        for (int x = 1; x <= n / d; x++)
+            for (int y = 1; (n / d) % x == 0 && y <= n / d / x; y++) {
+                if ((n / d / x) % y)
+                    continue;
+                int z = (int)(n / d / x / y);
+                if (s->cube[0].set && (x != p->is.x || y != p->is.y || z != p->is.z))
+                    continue;
+                if (!grid_fits(p, d, x, y, z))
+                    continue;
+                double T = (double)(p->is.batch / d * p->is.sequence), params = 0;
+                for (int i = 0; i < p->params.n; i++)
+                    params += (double)p->params.at[i].rows * (double)p->params.at[i].width;
+                double v = 3 * words(p, x, y, z, T) +
+                           2 * params / ((double)x * y * z) * (d - 1) / d;
+                if (v < least) {
+                    least = v;
+                    best.data = d, best.x = x, best.y = y, best.z = z;
+                }
+            }
+    }
+    p->is = best;
+    return least < HUGE_VAL;
+}
+
+static void choose_grid(Plan *p)
+{
+    const Config *c = p->config;
+    const PlanSpec *s = &c->plan;
+    Choices *is = &p->is;
+    is->data = s->data.set ? (int)s->data.v : 1;
+    is->stages = s->pipeline.set ? (int)s->pipeline.v : 1;
+    is->x = s->cube[0].set ? (int)s->cube[0].v : 1;
+    is->y = s->cube[1].set ? (int)s->cube[1].v : 1;
+    is->z = s->cube[2].set ? (int)s->cube[2].v : 1;
+    if (!c->has_cluster || (s->data.set && s->cube[0].set))
+        return;
+    int64_t n = (int64_t)(c->cluster.nodes.v * c->cluster.per_node.v);
+    if (n % is->stages == 0 && n / is->stages <= 65536)
+        search_grid(p, n / is->stages);
+}
+
+static void choose_attention(Plan *p)
+{
+    const PlanSpec *s = &p->config->plan;
+    Choices *is = &p->is;
+    int xz = is->x * is->z;
+    bool whole = is->microbatch % xz == 0, splits = true, causal = true;
+    double gather = 0, exchange = 0;
+    const Op *no = NULL;
+    for (int i = 0; i < p->nforward; i++) {
+        const Op *o = &p->ops.at[i];
+        if (o->kind != OP_ATTN)
+            continue;
+        if (o->heads % (is->y * xz) || o->kv_heads % (is->y * xz)) {
+            splits = false;
+            no = no ? no : o;
+        }
+        causal &= o->causal;
+        double kv = (double)p->tensors.at[o->in[1]].width + p->tensors.at[o->in[2]].width;
+        gather += kv / (is->y < o->kv_heads ? is->y : o->kv_heads) * (xz - 1) / xz;
+        exchange += (kv + 2.0 * p->tensors.at[o->in[0]].width) / is->y / xz * (xz - 1) / xz;
+    }
+    const char *pin = s->attention.v;
+    if (pin && strcmp(pin, "exchange") == 0 && !splits) {
+        diag_error(s->attention.loc, "attention-heads", "exchange needs heads and kv heads that "
+                   "are multiples of x*y*z = %d", is->y * xz);
+        diag_note(no->loc, "%d heads and %d kv heads here", no->heads, no->kv_heads);
+        diag_hint("use attention = gather");
+    }
+    if (pin && strcmp(pin, "local") == 0 && !whole) {
+        diag_error(s->attention.loc, "batch-divides", "local attention needs a microbatch that is "
+                   "a multiple of x*z = %d, not %" PRId64, xz, is->microbatch);
+        diag_hint("use attention = gather, or a batch of %d", xz * is->data);
+    }
+    bool balanced = s->rows.v && strcmp(s->rows.v, "balanced") == 0;
+    bool plain = s->rows.v && strcmp(s->rows.v, "plain") == 0;
+    if (pin)
+        is->attention = strcmp(pin, "local") == 0 ? ATT_LOCAL
+                      : strcmp(pin, "exchange") == 0 ? ATT_EXCHANGE : ATT_GATHER;
+    else
+        is->attention = whole && !balanced ? ATT_LOCAL
+                      : splits && exchange < gather ? ATT_EXCHANGE : ATT_GATHER;
+    is->attention_why = pin ? "pinned"
+        : is->attention == ATT_LOCAL ? "every rank has whole sequences"
+        : is->attention == ATT_EXCHANGE
+        ? str_fmt("exchange moves %.3g words a token, gather %.3g", exchange, gather)
+        : !splits ? "heads do not split over x*y*z, so keys and values are gathered over x and z"
+        : str_fmt("gather moves %.3g words a token, exchange %.3g", gather, exchange);
+    bool can = is->attention == ATT_GATHER && xz > 1 && is->sequence % (2 * xz) == 0;
+    is->balanced = balanced || (!plain && can && causal);
+    if (balanced && is->attention == ATT_LOCAL)
+        diag_error(s->rows.loc, "no-effect", "balanced rows spread each sequence over x and z, "
+                   "local attention keeps it whole");
+}
+
+/* Tokens of a chunk: a divisor of the x share that z divides; near 64 MB of logits.
+ * TUNING: 64 MB, but at least 256 rows so that the product runs at full speed. */
+static void choose_chunk(Plan *p)
+{
+    const PlanSpec *s = &p->config->plan;
+    Choices *is = &p->is;
+    int64_t R = is->T / is->x, want = 64 << 20, best = R;
+    if (p->vocab <= 0) {
+        is->logits_chunk = R;
+        return;
+    }
+    int64_t bytes = (is->precision == PREC_FP64 ? 8 : 4) * ((p->vocab + is->y - 1) / is->y);
+    want = want / bytes < 256 ? 256 : want / bytes;
+    if (s->logits_chunk.set) {
+        want = (int64_t)s->logits_chunk.v;
+        if (want <= 0 || R % want || want % is->z) {
+            int64_t near = is->z;
+            for (int64_t c = is->z; c <= R && c <= (want > 0 ? want : 1); c += is->z)
+                if (R % c == 0)
+                    near = c;
+            diag_error(s->logits_chunk.loc, "rows-divide", "logits_chunk must divide the %" PRId64
+                       " tokens of an x share and be a multiple of z = %d", R, is->z);
+            diag_hint("%" PRId64 " fits", near);
+        }
+        is->logits_chunk = want;
+        return;
+    }
+    for (int64_t c = R; c >= is->z; c--)
+        if (R % c == 0 && c % is->z == 0) {
+            if (c <= want) {
+                best = c * 4 >= want ? c : best;
+                break;
+            }
+            best = c;
+        }
+    is->logits_chunk = best;
+}
+
+static void choose_room(Plan *p)
+{
+    const Config *c = p->config;
+    Choices *is = &p->is;
+    int64_t ranks = (int64_t)is->data * is->x * is->y * is->z;
+    if (c->has_cluster && c->cluster.device >= 0) {
+        const Device *d = &c->devices.at[c->cluster.device];
+        is->room_bytes = d->memory.set ? (int64_t)(d->memory.v - d->reserve.v) : INT64_MAX;
+        is->room_what = str_fmt("%s of %s", str_bytes((double)is->room_bytes), d->name);
+        return;
+    }
+    int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    is->room_bytes = pages * page / ranks;
+    is->room_what = str_fmt("%s of this machine / %" PRId64 " rank%s",
+                            str_bytes((double)(pages * page)), ranks, ranks > 1 ? "s" : "");
+}
+
+static bool is_word(Word w, const char *text) { return w.v && strcmp(w.v, text) == 0; }
+
+/* The first thing of the plan that this version cannot lay out. */
+static void find_refused(Plan *p)
+{
+    const PlanSpec *s = &p->config->plan;
+    const Train *t = &p->config->train;
+    struct { bool is; const char *what; Loc loc; } list[] = {
+        { p->is.stages > 1, "pipeline stages", s->pipeline.loc },
+        { s->chunks.set && s->chunks.v > 1, "interleaved stages", s->chunks.loc },
+        { (s->slices_kind == SLICES_LIST && s->slices.n > 1) ||
+          (s->slices_kind == SLICES_UNIFORM && s->slices_n > 1), "token slices", s->slices_loc },
+        { p->is.microbatch * p->is.data < p->is.batch, "several microbatches", s->microbatch.loc },
+        { s->recompute.v && !is_word(s->recompute, "none"), "recomputation", s->recompute.loc },
+        { p->is.zero >= 2, "zero = 2 and 3", s->zero.loc },
+        { t->precision > PREC_FP32, "precisions below fp32", t->precision_loc },
+        { is_word(s->partition, "summa"), "partition = summa(q)", s->partition.loc },
+        { t->validate_every > 0, "validate", t->loc },
+        { t->checkpoint_every > 0, "checkpoint", t->loc },
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+        if (list[i].is) {
+            p->is.refused = list[i].what;
+            p->is.refused_loc = list[i].loc;
+            return;
+        }
+}
+
+static void check_partition(const Plan *p)
+{
+    const PlanSpec *s = &p->config->plan;
+    const Choices *is = &p->is;
+    if (is_word(s->partition, "1d") && (is->x > 1 || is->z > 1))
+        diag_error(s->partition.loc, "partition", "partition = 1d is the grid [1, p, 1], the cube "
+                   "is [%d, %d, %d]", is->x, is->y, is->z);
+    if (is_word(s->partition, "2d") && is->x > 1)
+        diag_error(s->partition.loc, "partition", "partition = 2d is the grid [1, q, r], the cube "
+                   "is [%d, %d, %d]", is->x, is->y, is->z);
+}
+
+void mesh_choose(Plan *p)
+{
+    const Config *c = p->config;
+    const PlanSpec *s = &c->plan;
+    Choices *is = &p->is;
+    is->batch = c->train.batch.v > 0 ? (int64_t)c->train.batch.v : 1;
+    is->sequence = c->train.sequence.v > 0 ? (int64_t)c->train.sequence.v : 1;
+    is->precision = c->train.precision;
+    choose_grid(p);
+    check_devices(p);
+    is->zero = s->zero.set ? (int)s->zero.v : 0;
+    if (!s->zero.set && is->data > 1)
+        is->zero = 1;
+    int64_t micro = s->microbatch.set ? (int64_t)s->microbatch.v : 0;
+    if (is->batch % ((micro ? micro : 1) * is->data)) {
+        Loc at = s->data.loc.end ? s->data.loc : c->train.batch.loc;
+        int64_t unit = (micro ? micro : 1) * is->data;
+        diag_error(at, "batch-divides", "a batch of %" PRId64 " does not split into data = %d "
+                   "replicas of microbatches of %" PRId64, is->batch, is->data, micro ? micro : 1);
+        if (c->train.batch.loc.end && at.start != c->train.batch.loc.start)
+            diag_note(c->train.batch.loc, "the batch stands here");
+        diag_hint("a batch of %" PRId64 " fits", (is->batch + unit - 1) / unit * unit);
+        micro = 1;
+    }
+    is->microbatch = micro ? micro : is->batch / is->data;
+    if (is->microbatch < 1)
+        is->microbatch = 1;
+    is->T = is->microbatch * is->sequence;
+    check_heads(p);
+    choose_attention(p);
+    if (c->has_train)
+        check_rows(p);
+    check_slices(p);
+    check_turns(p);
+    check_effect(p);
+    check_partition(p);
+    choose_chunk(p);
+    choose_room(p);
+    is->shard_vectors = is_word(s->vectors, "sharded");
+    is->vectors_why = s->vectors.v ? "pinned" : "whole: no gather in any turn, one sum at the end";
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    int64_t ranks = (int64_t)is->data * is->x * is->y * is->z;
+    if (is->workers == 0)
+        is->workers = cores > ranks ? (int)(cores / ranks) : 1;
+    find_refused(p);
+}

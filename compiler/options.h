@@ -1,0 +1,33 @@
+/*
+ * options.h - what the command line asked for; read by main.c and the commands.
+ */
+#ifndef OPTIONS_H
+#define OPTIONS_H
+
+#include "plan.h"
+
+typedef struct {
+    const char *command;
+    Inputs in;                      // files, --set, --plan, --cluster
+    bool json, schedule, quiet, verbose, time, reference, help;
+    bool is_small, is_full, is_static;      // verify
+    const char *dump, *stop, *explain, *target, *output;
+    const char *load, *save, *log, *trace;
+    int64_t steps;                  // -1: as the file says
+    int threads;                    // 0: share the cores
+} Options;
+
+typedef struct { const Options *o; const Config *config; Plan *plan; double start; } Compile;
+
+/* Runs the passes up to `last` (a name of main.c's table). false: errors were
+ * reported. */
+bool compile_to(Compile *c, const char *last);
+
+/* The commands; each returns the exit status. */
+int command_check(Compile *c);
+int command_plan(Compile *c);
+int command_verify(Compile *c);     // verify_run.c
+int command_run(Compile *c);        // run.c
+int command_build(Compile *c);      // run.c
+
+#endif

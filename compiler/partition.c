@@ -1,0 +1,111 @@
+/*
+ * partition.c - the pass that lays the graph out on the grid: places tensors,
+ * clusters row operators, lowers to instructions, and picks what to keep from
+ * forward to backward so that the block fits.
+ *
+ *   needs graph, autodiff, mesh; fills rowmaps, units, values, rowprogs, insts, buffers;
+ *   keeps the meaning of ops (sums of products may be regrouped).
+ */
+#include "partition.h"
+
+static void fresh(Part *q, Plan *p)
+{
+    memset(q, 0, sizeof *q);
+    q->p = p;
+    q->spot = NEWN(Spot, p->tensors.n + 2 * p->params.n);
+    q->info = NEWN(OpInfo, p->ops.n);
+    q->param_unit = NEWN(int, p->params.n);
+    q->param_nunits = NEWN(int, p->params.n);
+    q->concat = NEWN(ValueId, p->ops.n);
+    for (int i = 0; i < p->ops.n; i++)
+        q->info[i].psum = q->info[i].cluster = NONE;
+    place_uses(q);
+    place_homes(q);
+    place_region(q);
+}
+
+/* Every PSUM's terms share one buffer. */
+static void number_psums(Part *q)
+{
+    Plan *p = q->p;
+    for (int i = 0; i < p->ops.n; i++) {
+        const Op *o = &p->ops.at[i];
+        if (o->kind != OP_PSUM)
+            continue;
+        Psum s = { NONE, o->nin };
+        vec_add(&q->psums, s);
+        for (int j = 0; j < o->nin; j++)
+            q->info[p->tensors.at[o->in[j]].def].psum = q->psums.n - 1;
+    }
+}
+
+static void lay_out(Plan *p, bool keep_inputs, bool keep_weights)
+{
+    Part q;
+    p->is.keep_inputs = keep_inputs;
+    p->is.keep_weights = keep_weights;
+    p->rowmaps.n = p->units.n = p->values.n = p->rowprogs.n = p->insts.n = p->buffers.n = 0;
+    fresh(&q, p);
+    number_psums(&q);
+    place_columns(&q);
+    if (diag_errors())
+        return;
+    place_units(&q);
+    q.grad = NEWN(UnitGrad, p->units.n);
+    q.unit_whole = NEWN(ValueId, p->units.n);
+    q.unit_phase = NEWN(Phase, p->units.n);
+    q.unit_turn = NEWN(int, p->units.n);
+    cluster_ops(&q);
+    lower(&q);
+    memory_place(p);
+}
+
+static void report_memory(const Plan *p)
+{
+    int64_t by[BUF_CLASSES] = { 0 };
+    int worst = 0;
+    for (int i = 0; i < p->buffers.n; i++) {
+        const Buffer *b = &p->buffers.at[i];
+        by[b->class] += b->elements * (b->dtype == D_I32 ? 4 : p->is.precision == PREC_FP64 ? 8 : 4);
+    }
+    for (int c = 1; c < BUF_CLASSES; c++)
+        if (by[c] > by[worst])
+            worst = c;
+    Loc at = p->config->plan.cube_loc.end ? p->config->plan.cube_loc : p->config->plan.loc;
+    diag_error(at, "memory-fits", "a rank needs %s, there are %s",
+               str_bytes((double)p->block_bytes), p->is.room_what);
+    diag_hint("most of it is %s; a larger data or cube splits it further, as does a smaller batch",
+              buf_class_word[worst]);
+}
+
+void partition_choose(Plan *p)
+{
+    const Word keep = p->config->plan.keep;
+    Part q;
+    if (p->is.refused) {
+        diag_error(p->is.refused_loc, "unsupported", "%s: checked, but this version cannot lay "
+                   "them out or run them", p->is.refused);
+        return;
+    }
+    fresh(&q, p);
+    place_psums(&q);
+    if (keep.v) {
+        bool both = strcmp(keep.v, "both") == 0;
+        lay_out(p, both || strcmp(keep.v, "inputs") == 0, both || strcmp(keep.v, "weights") == 0);
+        p->is.keep_why = "pinned";
+    } else {
+        static const bool way[][2] = { { true, true }, { true, false }, { false, false } };
+        static const char *const why[] = {
+            "what is gathered once is kept: it fits",
+            "gathered weights are gathered again: keeping them does not fit",
+            "everything is gathered again: keeping it does not fit" };
+        for (int i = 0; i < 3; i++) {
+            lay_out(p, way[i][0], way[i][1]);
+            p->is.keep_why = why[i];
+            if (diag_errors() || p->block_bytes <= p->is.room_bytes)
+                break;
+        }
+    }
+    if (!diag_errors() && p->block_bytes > p->is.room_bytes)
+        report_memory(p);
+}

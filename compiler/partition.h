@@ -1,0 +1,128 @@
+/*
+ * partition.h - shared by the files of the partition pass only:
+ *
+ *   mesh.c       sizes of the axes and the choices; the checks that need no layout
+ *   place.c      layout A or B and the columns of every tensor; units
+ *   cluster.c    which elementwise operators become one row program
+ *   lower.c      the instructions of one rank, and every collective
+ *   lower_ops.c  one function per operator
+ *   partition.c  the pass: calls them in this order
+ */
+#ifndef PARTITION_H
+#define PARTITION_H
+
+#include "plan.h"
+
+/* What partition knows about a tensor (index: TensorId). */
+typedef struct {
+    char home;              // 'A' or 'B'; 0: not rows
+    Columns cols;           // pieces of its width
+    int64_t pad;            // padded width (vocabulary), 0: none
+    int nuses; OpId *use;   // operators that read it
+    VEC(ValueId) at;        // where it can be found now
+    OpId concat;            // the CONCAT whose buffer it is written into, or NONE
+    bool stored;            // row results: has memory of its own (else inlined where read)
+} Spot;
+
+/* What partition knows about an operator (index: OpId). */
+typedef struct {
+    int cluster;            // row operators: index of Part.clusters, or NONE
+    int level;
+    bool floating;          // backward, but needs no gradient: inlined where it is read
+    bool region;            // between the last linear and the loss: done chunk by chunk
+    bool emitted;
+    char lin_home;          // LINEAR: layout of its input
+    int psum;               // LINEAR, LINEAR_DX, EMBED: index of Part.psums, or NONE
+    int nunits; UnitId *unit;   // LINEAR (of the backward ones: see `of`), EMBED
+} OpInfo;
+
+typedef struct {
+    char home; Phase phase; bool region;
+    int64_t width; int parts;       // parts 0: not known yet
+    bool narrow;                    // may widen: see cluster.c
+    int level, joined;              // joined: merged into that cluster (NONE: itself)
+    bool emitted;
+    VEC(OpId) ops;
+} RowGroup;
+
+typedef struct { ValueId value; int left; } Psum;     // shared partial buffer; terms to come
+
+typedef struct { int ncontrib, done; ValueId whole; bool *first; } UnitGrad;
+
+typedef struct Part {
+    Plan *p;
+    Spot *spot; OpInfo *info;
+    int *param_unit; int *param_nunits;     // units of a parameter (consecutive)
+    VEC(RowGroup) clusters;
+    VEC(Psum) psums;
+    UnitGrad *grad;                         // per unit
+    ValueId *unit_whole; Phase *unit_phase; int *unit_turn;    // gathered copy and when
+    ValueId head_dx;                        // gradient of the head's input, all chunks
+    OpId ce, head;                          // the loss; the last linear when a region exists
+    /* chunk being lowered: rows of the region's values */
+    bool in_chunk; int64_t chunk, ichunk;
+    Phase phase;                            // of the instructions being made
+    int turn;
+    VEC(ValueId) tables; VEC(OpId) table_of;    // rope tables
+    ValueId *concat;                        // per op: CONCAT's result, once begun
+} Part;
+
+enum { TO_A = 'A', TO_B = 'B' };
+
+/* mesh.c */
+int  kv_rep(const Plan *p, const Op *attn); // copies of each kv column: y / kv_heads, or 1
+
+/* place.c */
+void place_uses(Part *q);
+void place_homes(Part *q);
+void place_columns(Part *q);                // user errors: width-divides, heads-divide
+void place_region(Part *q);
+void place_psums(Part *q);
+void place_units(Part *q);
+Axes axis_of(char home);                    // the axis that splits columns: z in A, y in B
+int64_t local_width(const Plan *p, Columns c, Axes axis);
+bool is_row_op(const Op *o);
+
+/* cluster.c */
+void cluster_ops(Part *q);
+
+/* lower.c */
+void lower(Part *q);
+Axes canon(const Plan *p, Axes a, int rep);     // without axes of size 1
+Layout home_layout(Part *q, TensorId t, char home);
+ValueId value_new(Part *q, TensorId t, Layout l, int64_t rows, Columns c, BufClass class,
+                  const char *name);
+ValueId value_matrix(Part *q, int64_t rows, int64_t cols, DType d, BufClass class,
+                     const char *name);
+ValueId value_view(Part *q, ValueId v, int64_t row, int64_t rows, int64_t col, int64_t cols);
+Inst   *inst_new(Part *q, InstKind kind, OpId op, const char *what);   // valid until the next
+void    inst_in(Inst *i, ValueId v);
+void    inst_out(Inst *i, ValueId v);
+int     rowmap_of(Part *q, Axes rows);
+int64_t rows_of(Part *q, Axes rows);        // local rows, of the chunk inside one
+void    spot_add(Part *q, TensorId t, ValueId v);
+ValueId coll(Part *q, CollKind kind, Axes axes, int rep, ValueId src, ValueId dst, OpId op,
+             const char *what, const char *reason);
+ValueId home_value(Part *q, TensorId t);            // in its own layout
+ValueId value_in(Part *q, TensorId t, char home);   // converted where it must
+ValueId gathered(Part *q, TensorId t, char home);   // rows of the whole x share
+ValueId contiguous(Part *q, ValueId v, OpId op);
+ValueId home_new(Part *q, TensorId t, BufClass class);  // to be written by its producer
+ValueId weight(Part *q, UnitId u);                  // gathered over its spread
+ValueId weight_grad(Part *q, UnitId u, bool *first);    // where dW goes; counts contributions
+void    weight_grad_done(Part *q, UnitId u, OpId op);   // after each: reduce after the last
+void    all_reduced(Part *q, TensorId t, ValueId v, OpId op);   // v's pending sum is taken
+void    demand(Part *q, TensorId t);
+void    emit_op(Part *q, OpId op);
+void    emit_cluster(Part *q, int c);
+int     cluster_of(Part *q, OpId op);       // after joins
+
+/* lower_ops.c */
+void lower_op(Part *q, OpId op);
+void lower_loss(Part *q, OpId op);
+void lower_sync(Part *q);
+
+/* lower_rows.c */
+void lower_cluster(Part *q, int c);
+
+#endif

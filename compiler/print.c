@@ -1,0 +1,354 @@
+/*
+ * print.c - the graph and the instructions as text (-d graph, -d partition),
+ * and what the printers share: traffic of collectives, memory at the peak.
+ *
+ * Everything here only reads the plan, and prints the same text for the same
+ * plan. Formulas, with p ranks in a group and n elements of a rank's value:
+ *
+ *     all_gather      (p-1) n of the part      all_reduce   2 (p-1)/p n
+ *     reduce_scatter  (p-1) n of the result    all_to_all   what is not here already
+ */
+#include "print.h"
+
+/* ---- names ------------------------------------------------------------------ */
+
+static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+/* Replaces the number `turn` (or, turn unknown, each dotted number) by `*`. */
+const char *print_turnless(const char *name, int turn)
+{
+    Text t = { 0 };
+    bool found = false;
+    for (const char *s = name; *s;) {
+        if (!is_digit(*s) || (s > name && is_digit(s[-1]))) {
+            found &= *s != '+';     // "h.0.q+h.0.k": every name has its turn
+            text_add(&t, "%c", *s++);
+            continue;
+        }
+        const char *e = s;
+        while (is_digit(*e))
+            e++;
+        bool dotted = (s == name || s[-1] == '.' || s[-1] == '+') && *e == '.';
+        bool is_turn = turn >= 0 ? !found && strtol(s, NULL, 10) == turn : dotted;
+        if (is_turn && e - s < 10) {
+            text_add(&t, "*");
+            found = true;
+        } else
+            text_add(&t, "%.*s", (int)(e - s), s);
+        s = e;
+    }
+    return t.n ? str_of(t.at, t.n) : "";
+}
+
+int print_turn(const Plan *p, const Inst *i)
+{
+    if (i->op != NONE)
+        return p->ops.at[i->op].turn;
+    for (int j = 0; j < i->nin + i->nout; j++) {
+        UnitId u = p->values.at[j < i->nin ? i->in[j] : i->out[j - i->nin]].unit;
+        if (u != NONE)
+            return p->units.at[u].turn;
+    }
+    return NONE;
+}
+
+const char *print_value_name(const Plan *p, ValueId v)
+{
+    const Value *x = &p->values.at[v];
+    if (x->unit != NONE)
+        return p->units.at[x->unit].name;
+    if (x->tensor != NONE)
+        return p->tensors.at[x->tensor].name;
+    return x->buffer == NONE ? "?" : p->buffers.at[x->buffer].name;
+}
+
+Axes print_axes(const Plan *p, Axes a, int rep)
+{
+    Axes all[] = { AX_DATA, AX_X, AX_YK, AX_YR, AX_Z }, kept = 0;
+    for (int i = 0; i < 5; i++)
+        if ((a & all[i]) && axes_size(p, all[i], rep) > 1)
+            kept |= all[i];
+    return kept;
+}
+
+int64_t print_real_bytes(const Plan *p)
+{
+    return p->is.precision == PREC_FP64 ? 8 : p->is.precision == PREC_FP32 ? 4 : 2;
+}
+
+static int64_t value_bytes(const Plan *p, ValueId v)
+{
+    const Value *x = &p->values.at[v];
+    DType d = x->buffer == NONE ? D_REAL : p->buffers.at[x->buffer].dtype;
+    return x->rows * x->cols * (d == D_F64 ? 8 : d == D_I32 ? 4 : print_real_bytes(p));
+}
+
+int64_t print_parameters(const Plan *p)
+{
+    int64_t n = 0;
+    for (int i = 0; i < p->params.n; i++) {
+        const Param *w = &p->params.at[i];
+        n += (w->kind == PARAM_VECTOR ? 1 : w->rows) * w->width;
+    }
+    return n;
+}
+
+int print_passes(const Plan *p)
+{
+    int64_t per = (int64_t)p->is.data * p->is.microbatch;
+    return per > 0 && p->is.batch > per ? (int)(p->is.batch / per) : 1;
+}
+
+ParamHome print_param_home(const Plan *p, ParamId w)
+{
+    ParamHome h = { 0 };
+    for (int u = 0; u < p->units.n; u++) {
+        const ParamUnit *unit = &p->units.at[u];
+        int64_t cols = 0;
+        for (int j = 0; j < unit->npieces; j++)
+            if (unit->piece[j].param == w) {
+                int64_t end = j + 1 < unit->npieces ? unit->piece[j + 1].local_start
+                                                    : unit->bcols;
+                cols += end - unit->piece[j].local_start;
+            }
+        if (cols == 0)
+            continue;
+        h.unit = h.unit ? h.unit : unit;
+        h.rows = unit->brows;
+        h.cols += cols;
+        int64_t ways = axes_size(p, unit->spread, unit->rep);
+        h.elements += (unit->brows * cols + ways - 1) / ways;
+    }
+    return h;
+}
+
+/* ---- traffic ---------------------------------------------------------------- */
+
+/* Part of its own block in the other layout that a rank holds already, on
+ * average over the y*z ranks: rank (i, j) keeps the overlap of the i-th of y
+ * and the j-th of z parts, of rows and of columns alike. */
+static double overlap_ab(const Plan *p)
+{
+    double y = p->is.y, z = p->is.z, sum = 0;
+    for (int i = 0; i < p->is.y; i++)
+        for (int j = 0; j < p->is.z; j++) {
+            double lo = fmax(i / y, j / z), hi = fmin((i + 1) / y, (j + 1) / z);
+            if (hi > lo)
+                sum += (hi - lo) * (hi - lo);
+        }
+    return sum;
+}
+
+double print_received(const Plan *p, const Inst *i)
+{
+    double group = (double)axes_size(p, i->axes, i->rep);
+    double in = (double)value_bytes(p, i->in[0]);
+    double out = (double)value_bytes(p, i->out[0]);
+    switch (i->coll) {
+    case COLL_ALL_GATHER:       return (group - 1) * in;
+    case COLL_REDUCE_SCATTER:   return (group - 1) * out;
+    case COLL_ALL_REDUCE:       return 2 * (group - 1) / group * out;
+    case COLL_ALL_TO_ALL:
+        if (i->a2a == A2A_AB || i->a2a == A2A_BA)
+            return in * (1 - overlap_ab(p));
+        return in * (group - 1) / group;
+    default:                    return out;
+    }
+}
+
+Traffics print_traffic(const Plan *p)
+{
+    Traffics all = { 0 };
+    Map *seen = map_new();
+    for (int i = 0; i < p->insts.n; i++) {
+        const Inst *c = &p->insts.at[i];
+        if (c->kind != I_COLL)
+            continue;
+        int turn = print_turn(p, c);
+        Traffic t = { .inst = c, .name = print_turnless(c->name, turn),
+                      .tensor = print_turnless(print_value_name(p, c->in[0]), turn),
+                      .reason = c->reason ? print_turnless(c->reason, turn) : NULL,
+                      .bytes = print_received(p, c), .size = axes_size(p, c->axes, c->rep) };
+        t.calls = c->phase <= PHASE_BACKWARD ? print_passes(p) : 1;
+        const char *key = str_fmt("%d %d %d %d %s %.0f %s", c->phase, c->coll, c->axes, c->rep,
+                                  t.name, t.bytes, t.reason ? t.reason : "");
+        int at = map_get(seen, key);
+        if (at >= 0)
+            all.at[at].calls += t.calls;
+        else {
+            map_put(seen, key, all.n);
+            vec_add(&all, t);
+        }
+    }
+    return all;
+}
+
+/* ---- memory ----------------------------------------------------------------- */
+
+Peak print_peak(const Plan *p)
+{
+    Peak peak = { 0 };
+    int n = p->insts.n > 0 ? p->insts.n : 1;
+    int64_t always[BUF_CLASSES] = { 0 }, now[BUF_CLASSES] = { 0 };
+    int64_t (*change)[BUF_CLASSES] = calloc((size_t)n + 2, sizeof *change);
+    if (change == NULL)
+        die(EXIT_WORLD, "out of memory");
+    for (int i = 0; i < p->buffers.n; i++) {
+        const Buffer *b = &p->buffers.at[i];
+        int64_t size = b->dtype == D_F64 ? 8 : b->dtype == D_I32 ? 4 : print_real_bytes(p);
+        int64_t bytes = (b->elements * size + 63) / 64 * 64;
+        if (b->persistent || b->first < 0 || b->last < b->first || b->last >= n)
+            always[b->class] += bytes;
+        else {
+            change[b->first][b->class] += bytes;
+            change[b->last + 1][b->class] -= bytes;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        int64_t sum = 0;
+        for (int c = 0; c < BUF_CLASSES; c++) {
+            now[c] += change[i][c];
+            sum += now[c] + always[c];
+        }
+        if (sum <= peak.sum)
+            continue;
+        peak.sum = sum;
+        peak.at = i;
+        for (int c = 0; c < BUF_CLASSES; c++)
+            peak.bytes[c] = now[c] + always[c];
+    }
+    free(change);
+    return peak;
+}
+
+/* ---- the graph -------------------------------------------------------------- */
+
+static const char *const phase_word[] = { "forward", "backward", "sync", "optimizer" };
+
+static void print_tensor(const Plan *p, TensorId t, FILE *f)
+{
+    const Tensor *x = &p->tensors.at[t];
+    switch (x->kind) {
+    case T_NUMBER: fprintf(f, "%g", x->number); break;
+    case T_MATRIX: fprintf(f, "%s[%" PRId64 " x %" PRId64 "]", x->name, x->rows, x->width); break;
+    case T_IDS:    fprintf(f, "%s", x->name); break;
+    case T_LOSS:   fprintf(f, "loss"); break;
+    case T_GRAD:   fprintf(f, "d(%s)", p->params.at[x->param].name); break;
+    default:       fprintf(f, "%s#%d[%" PRId64 "]", x->name, t, x->width);
+    }
+}
+
+static void print_attributes(const Op *o, FILE *f)
+{
+    if (o->kind == OP_POW || o->kind == OP_DROPOUT)
+        fprintf(f, " c=%g", o->c);
+    if (o->parts > 1)
+        fprintf(f, " parts=%d", o->parts);
+    if (o->transposed)
+        fprintf(f, " transposed");
+    if (o->kind == OP_ATTN || o->kind == OP_ATTN_DX) {
+        fprintf(f, " heads=%d", o->heads);
+        if (o->kv_heads != o->heads)
+            fprintf(f, " kv_heads=%d", o->kv_heads);
+        fprintf(f, " scale=%g%s", o->scale, o->causal ? " causal" : "");
+        if (o->window > 0)
+            fprintf(f, " window=%" PRId64, o->window);
+        if (o->softcap > 0)
+            fprintf(f, " softcap=%g", o->softcap);
+    }
+    if (o->kind == OP_ROPE)
+        fprintf(f, " heads=%d rotary=%" PRId64 " theta=%g%s%s", o->heads, o->rotary, o->theta,
+                o->interleaved ? " interleaved" : "", o->inverse ? " inverse" : "");
+}
+
+/* One line per operator: results = word(operands) attributes   # name place */
+void print_graph(const Plan *p, FILE *f)
+{
+    for (int i = 0; i < p->ops.n; i++) {
+        const Op *o = &p->ops.at[i];
+        if (i == 0 || o->phase != p->ops.at[i - 1].phase)
+            fprintf(f, "# %s\n", phase_word[o->phase]);
+        fprintf(f, "%4d  ", i);
+        for (int j = 0; j < o->nout; j++) {
+            fprintf(f, "%s", j ? ", " : "");
+            print_tensor(p, o->out[j], f);
+        }
+        fprintf(f, " %s %s(", op_class[o->kind] == C_ACC ? "+=" : "=", op_word[o->kind]);
+        for (int j = 0; j < o->nin; j++) {
+            fprintf(f, "%s", j ? ", " : "");
+            print_tensor(p, o->in[j], f);
+        }
+        fprintf(f, ")");
+        print_attributes(o, f);
+        fprintf(f, "    # %s %s\n", o->name, source_where(o->loc));
+    }
+}
+
+/* ---- the instructions of one rank ------------------------------------------- */
+
+static void print_axis_set(const Plan *p, const char *what, Axes a, int rep, FILE *f)
+{
+    a = print_axes(p, a, rep);
+    if (a == 0)
+        return;
+    const char *name[] = { "data", "x", (a & AX_YR) || rep > 1 ? "yk" : "y", "yr", "z" };
+    const Axes axis[] = { AX_DATA, AX_X, AX_YK, AX_YR, AX_Z };
+    char sep = '{';
+    fprintf(f, " %s:", what);
+    for (int i = 0; i < 5; i++)
+        if (a & axis[i]) {
+            fprintf(f, "%c%s", sep, name[i]);
+            sep = ',';
+        }
+    fputc('}', f);
+}
+
+static void print_value(const Plan *p, ValueId v, FILE *f)
+{
+    const Value *x = &p->values.at[v];
+    fprintf(f, "%s[%" PRId64 "x%" PRId64, print_value_name(p, v), x->rows, x->cols);
+    if (x->unit != NONE) {
+        const ParamUnit *u = &p->units.at[x->unit];
+        print_axis_set(p, "rows", u->row_axis, u->rep, f);
+        print_axis_set(p, "cols", u->col_axis, u->rep, f);
+        if (!x->whole)
+            print_axis_set(p, "spread", u->spread, u->rep, f);
+    } else {
+        print_axis_set(p, "rows", x->layout.rows, x->layout.rep, f);
+        print_axis_set(p, "cols", x->layout.cols, x->layout.rep, f);
+        print_axis_set(p, "partial", x->layout.partial, x->layout.rep, f);
+    }
+    fputc(']', f);
+}
+
+static void print_inst(const Plan *p, int i, FILE *f)
+{
+    const Inst *x = &p->insts.at[i];
+    static const char *const phase[] = { "fwd", "bwd", "sync", "opt" };
+    fprintf(f, "%5d %-4s %s", i, phase[x->phase],
+            x->kind == I_COLL ? coll_word[x->coll] : inst_word[x->kind]);
+    if (x->kind == I_COLL)
+        print_axis_set(p, "over", x->axes, x->rep, f);
+    fprintf(f, "  %s  ", x->name);
+    for (int j = 0; j < x->nin; j++) {
+        fprintf(f, "%s", j ? ", " : "");
+        print_value(p, x->in[j], f);
+        if (x->kind == I_GEMM && (j == 0 ? x->trans_a : x->trans_b))
+            fputc('T', f);
+    }
+    fprintf(f, " %s ", x->accumulate ? "+>" : "->");
+    for (int j = 0; j < x->nout; j++) {
+        fprintf(f, "%s", j ? ", " : "");
+        print_value(p, x->out[j], f);
+    }
+    if (x->kind == I_COLL && x->reason)
+        fprintf(f, "  because %s", x->reason);
+    fprintf(f, "  # %s\n", source_where(x->loc));
+}
+
+/* One line per instruction: phase, kind, name, operands -> results, reason, place. */
+void print_insts(const Plan *p, FILE *f)
+{
+    for (int i = 0; i < p->insts.n; i++)
+        print_inst(p, i, f);
+}

@@ -1,0 +1,482 @@
+/*
+ * print_json.c - `teracube plan --json`: one object with the keys of design.md
+ * section 8. Figures that need a cost model are null.
+ *
+ * Bytes and counts are of one rank; collectives give bytes received per call.
+ */
+#include "print.h"
+
+/* ---- writing JSON: commas and quotes are seen to here ---------------------------- */
+
+typedef struct { FILE *f; bool first; int depth; } Json;
+
+static void sep(Json *j)
+{
+    if (!j->first)
+        fputc(',', j->f);
+    j->first = false;
+    if (j->depth <= 2) {
+        fputc('\n', j->f);
+        for (int i = 0; i < j->depth; i++)
+            fputs("  ", j->f);
+    } else
+        fputc(' ', j->f);
+}
+
+static void quoted(Json *j, const char *s)
+{
+    fputc('"', j->f);
+    for (; *s; s++) {
+        unsigned char c = (unsigned char)*s;
+        if (c == '"' || c == '\\')
+            fprintf(j->f, "\\%c", c);
+        else if (c < 0x20)
+            fprintf(j->f, "\\u%04x", c);
+        else
+            fputc(c, j->f);
+    }
+    fputc('"', j->f);
+}
+
+static void key(Json *j, const char *name)
+{
+    sep(j);
+    if (name) {
+        quoted(j, name);
+        fputs(": ", j->f);
+    }
+}
+
+static void begin(Json *j, const char *name, char bracket)
+{
+    key(j, name);
+    fputc(bracket, j->f);
+    j->first = true;
+    j->depth++;
+}
+
+static void end(Json *j, char bracket)
+{
+    j->depth--;
+    if (!j->first && j->depth < 2) {
+        fputc('\n', j->f);
+        for (int i = 0; i < j->depth; i++)
+            fputs("  ", j->f);
+    } else if (!j->first)
+        fputc(' ', j->f);
+    fputc(bracket, j->f);
+    j->first = false;
+}
+
+static void text(Json *j, const char *name, const char *s)
+{
+    key(j, name);
+    if (s)
+        quoted(j, s);
+    else
+        fputs("null", j->f);
+}
+
+static void integer(Json *j, const char *name, int64_t n)
+{
+    key(j, name);
+    fprintf(j->f, "%" PRId64, n);
+}
+
+static void real(Json *j, const char *name, double x)
+{
+    key(j, name);
+    if (floor(x) == x && fabs(x) < 9e15)
+        fprintf(j->f, "%.0f", x);
+    else
+        fprintf(j->f, "%.17g", x);
+}
+
+static void null(Json *j, const char *name)
+{
+    key(j, name);
+    fputs("null", j->f);
+}
+
+static void axes(Json *j, const char *name, const Plan *p, Axes a, int rep)
+{
+    a = print_axes(p, a, rep);
+    begin(j, name, '[');
+    if (a & AX_DATA)
+        text(j, NULL, "data");
+    if (a & AX_X)
+        text(j, NULL, "x");
+    if (a & AX_Y)
+        text(j, NULL, "y");
+    if (a & AX_Z)
+        text(j, NULL, "z");
+    end(j, ']');
+}
+
+/* ---- parts of the object ----------------------------------------------------------- */
+
+static uint64_t hash_text(uint64_t h, const char *s) { return hash_bytes(s, strlen(s) + 1, h); }
+
+/* Of what the model computes: operators, operands, attributes, parameters. */
+static uint64_t model_hash(const Plan *p)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (int i = 0; i < p->params.n; i++) {
+        const Param *w = &p->params.at[i];
+        h = hash_text(h, str_fmt("%s %d %" PRId64 " %" PRId64, w->name, w->kind, w->rows,
+                                 w->width));
+    }
+    for (int i = 0; i < p->nforward; i++) {
+        const Op *o = &p->ops.at[i];
+        h = hash_text(h, str_fmt("%s %s %g %d %d %d %d %" PRId64 " %g %g %g %" PRId64 " %d",
+            op_word[o->kind], o->name, o->c, o->parts, o->heads, o->kv_heads, o->causal, o->window,
+            o->scale, o->softcap, o->theta, o->rotary, o->interleaved));
+    }
+    return h;
+}
+
+static uint64_t cluster_hash(const Config *c)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    if (!c->has_cluster)
+        return hash_text(h, "this machine");
+    const Cluster *k = &c->cluster;
+    h = hash_text(h, str_fmt("%s %g %g %g %g %g %g %g", k->name, k->nodes.v, k->per_node.v,
+        k->link_rate.v, k->link_latency.v, k->network_rate.v, k->network_latency.v, k->ports.v));
+    if (k->device >= 0 && k->device < c->devices.n) {
+        const Device *d = &c->devices.at[k->device];
+        h = hash_text(h, str_fmt("%s %g %g %g %g %g", d->name, d->memory.v, d->bandwidth.v,
+            d->matrix.v, d->vector.v, d->reserve.v));
+    }
+    return h;
+}
+
+static void json_head(Json *j, const Plan *p)
+{
+    const Config *c = p->config;
+    integer(j, "schema", 1);
+    begin(j, "hashes", '{');
+    text(j, "model", str_fmt("%016" PRIx64, model_hash(p)));
+    text(j, "cluster", str_fmt("%016" PRIx64, cluster_hash(c)));
+    null(j, "prices");
+    end(j, '}');
+    begin(j, "warnings", '[');
+    for (int i = 0; i < diag_nwarnings(); i++)
+        text(j, NULL, diag_warning_text(i));
+    end(j, ']');
+    begin(j, "model", '{');
+    text(j, "name", p->model_name);
+    integer(j, "parameters", print_parameters(p));
+    integer(j, "layers", p->layers);
+    end(j, '}');
+    begin(j, "cluster", '{');
+    text(j, "name", c->has_cluster ? c->cluster.name : "this machine");
+    integer(j, "devices", c->has_cluster ? (int64_t)(c->cluster.nodes.v * c->cluster.per_node.v)
+                                         : plan_ranks(p));
+    integer(j, "nodes", c->has_cluster ? (int64_t)c->cluster.nodes.v : 1);
+    end(j, '}');
+}
+
+static void json_mesh(Json *j, const Plan *p)
+{
+    static const char *const name[] = { "stage", "data", "x", "y", "z" };
+    int size[] = { p->is.stages, p->is.data, p->is.x, p->is.y, p->is.z };
+    begin(j, "mesh", '{');
+    begin(j, "order", '[');
+    for (int i = 0; i < 5; i++)
+        text(j, NULL, name[i]);
+    end(j, ']');
+    begin(j, "axes", '[');
+    for (int i = 0; i < 5; i++) {
+        int64_t stride = 1;
+        for (int k = i + 1; k < 5; k++)
+            stride *= size[k];
+        begin(j, NULL, '{');
+        text(j, "name", name[i]);
+        integer(j, "size", size[i]);
+        integer(j, "stride", stride);
+        null(j, "link");
+        null(j, "groups_per_port");
+        end(j, '}');
+    }
+    end(j, ']');
+    end(j, '}');
+}
+
+static void json_layout(Json *j, const Plan *p)
+{
+    static const char *const attention[] = { "local", "gather", "exchange" };
+    const Choices *is = &p->is;
+    const PlanSpec *s = &p->config->plan;
+    begin(j, "layout", '{');
+    integer(j, "data", is->data);
+    integer(j, "pipeline", is->stages);
+    integer(j, "chunks", s->chunks.set ? (int)s->chunks.v : 1);
+    begin(j, "cube", '[');
+    integer(j, NULL, is->x);
+    integer(j, NULL, is->y);
+    integer(j, NULL, is->z);
+    end(j, ']');
+    integer(j, "microbatch", is->microbatch);
+    begin(j, "slices", '[');
+    if (s->slices_kind == SLICES_LIST && s->slices.n > 0)
+        for (int i = 0; i < s->slices.n; i++)
+            integer(j, NULL, s->slices.at[i]);
+    else
+        integer(j, NULL, is->sequence);
+    end(j, ']');
+    text(j, "schedule", s->schedule.v ? s->schedule.v : "1f1b");
+    text(j, "recompute", s->recompute.v ? s->recompute.v : "none");
+    integer(j, "zero", is->zero);
+    begin(j, "turns", '[');
+    if (s->turns.n)
+        for (int i = 0; i < s->turns.n; i++)
+            integer(j, NULL, s->turns.at[i]);
+    else
+        integer(j, NULL, p->layers);
+    end(j, ']');
+    text(j, "attention", attention[is->attention]);
+    text(j, "rows", is->balanced ? "balanced" : "plain");
+    text(j, "keep", is->keep_inputs ? (is->keep_weights ? "both" : "inputs")
+                                    : (is->keep_weights ? "weights" : "none"));
+    text(j, "vectors", is->shard_vectors ? "sharded" : "whole");
+    end(j, '}');
+}
+
+static void json_predicted(Json *j)
+{
+    static const char *const figure[] = { "step_s", "tokens_per_s", "flops_per_device_per_s",
+                                          "mfu", "hfu", "error" };
+    static const char *const part[] = { "compute", "recompute", "x", "y", "z", "pipeline",
+                                        "bubble", "data", "optimizer" };
+    begin(j, "predicted", '{');
+    for (int i = 0; i < 6; i++)
+        null(j, figure[i]);
+    begin(j, "breakdown_s", '{');
+    for (int i = 0; i < 9; i++)
+        null(j, part[i]);
+    end(j, '}');
+    end(j, '}');
+}
+
+static void json_memory(Json *j, const Plan *p)
+{
+    Peak peak = print_peak(p);
+    int64_t room = p->is.room_bytes;
+    begin(j, "memory", '{');
+    integer(j, "device_bytes", room);
+    begin(j, "stages", '[');
+    begin(j, NULL, '{');
+    integer(j, "stage", 0);
+    integer(j, "parameters", peak.bytes[BUF_PARAMS]);
+    integer(j, "gradients", peak.bytes[BUF_GRADS]);
+    integer(j, "optimizer", peak.bytes[BUF_MOMENTS]);
+    integer(j, "activations", peak.bytes[BUF_ACTIVATION]);
+    integer(j, "keys_values", 0);
+    integer(j, "gathered", peak.bytes[BUF_GATHERED]);
+    integer(j, "logits", peak.bytes[BUF_LOGITS]);
+    integer(j, "workspace", peak.bytes[BUF_WORK] + (p->block_bytes - peak.sum));   // and gaps
+    integer(j, "library", 0);
+    integer(j, "peak", p->block_bytes);
+    integer(j, "free", room - p->block_bytes);
+    end(j, '}');
+    end(j, ']');
+    end(j, '}');
+}
+
+/* Bytes of an instruction's results that stay until the backward part. */
+static int64_t saved_bytes(const Plan *p, const Inst *x)
+{
+    int64_t sum = 0;
+    InstId back = 0;
+    while (back < p->insts.n && p->insts.at[back].phase == PHASE_FORWARD)
+        back++;
+    for (int i = 0; i < x->nout; i++) {
+        const Value *v = &p->values.at[x->out[i]];
+        if (v->buffer == NONE)
+            continue;
+        const Buffer *b = &p->buffers.at[v->buffer];
+        if (b->class == BUF_ACTIVATION && b->last >= back)
+            sum += v->rows * v->cols * print_real_bytes(p);
+    }
+    return sum;
+}
+
+/* Local matrix products and kernels of the forward part; equal turns once. */
+static void json_operators(Json *j, const Plan *p)
+{
+    typedef struct { const Inst *x; const char *name; int count; } Entry_;
+    VEC(Entry_) list = { 0 };
+    Map *seen = map_new();
+    for (int i = 0; i < p->insts.n; i++) {
+        const Inst *x = &p->insts.at[i];
+        if (x->phase != PHASE_FORWARD || x->kind == I_COLL || x->kind == I_COPY ||
+            x->kind == I_ZERO || x->kind == I_MERGE || x->kind == I_COUNT)
+            continue;
+        const char *name = print_turnless(x->name, print_turn(p, x));
+        const char *k = str_fmt("%s %d %" PRId64 " %" PRId64 " %" PRId64, name, x->kind, x->m,
+                                x->n, x->k);
+        int at = map_get(seen, k);
+        if (at >= 0) {
+            list.at[at].count += print_passes(p);
+            continue;
+        }
+        map_put(seen, k, list.n);
+        Entry_ e = { x, name, print_passes(p) };
+        vec_add(&list, e);
+    }
+    begin(j, "operators", '[');
+    for (int i = 0; i < list.n; i++) {
+        const Inst *x = list.at[i].x;
+        double m = (double)x->m, n = (double)x->n, k = (double)x->k;
+        begin(j, NULL, '{');
+        text(j, "name", list.at[i].name);
+        text(j, "source", source_where(x->loc));
+        integer(j, "stage", 0);
+        if (x->kind == I_GEMM) {
+            integer(j, "m", x->m);
+            integer(j, "n", x->n);
+            integer(j, "k", x->k);
+            real(j, "flops", 2 * m * n * k);
+            real(j, "bytes", (m * k + k * n + m * n) * (double)print_real_bytes(p));
+        } else {
+            static const char *const none[] = { "m", "n", "k", "flops", "bytes" };
+            for (int q = 0; q < 5; q++)
+                null(j, none[q]);
+        }
+        null(j, "forward_s");
+        null(j, "backward_s");
+        integer(j, "saved_bytes", saved_bytes(p, x));
+        integer(j, "count", list.at[i].count);
+        end(j, '}');
+    }
+    end(j, ']');
+}
+
+static const char *dtype_word(const Plan *p)
+{
+    static const char *const word[] = { "fp64", "fp32", "bf16", "fp16", "fp8" };
+    return word[p->is.precision];
+}
+
+static void json_param(Json *j, const Plan *p, int w)
+{
+    const Param *a = &p->params.at[w];
+    ParamHome h = print_param_home(p, w);
+    if (h.unit == NULL)
+        return;
+    const ParamUnit *u = h.unit;
+    begin(j, NULL, '{');
+    text(j, "name", a->name);
+    begin(j, "shape", '[');
+    if (a->kind != PARAM_VECTOR)
+        integer(j, NULL, a->rows);
+    integer(j, NULL, a->width);
+    end(j, ']');
+    text(j, "dtype", dtype_word(p));
+    begin(j, "layout", '{');
+    axes(j, "rows", p, u->row_axis, u->rep);
+    axes(j, "columns", p, u->col_axis, u->rep);
+    axes(j, "replicated", p, u->repl | AX_DATA, u->rep);
+    axes(j, "spread", p, u->spread, u->rep);        // the block, flattened row by row
+    end(j, '}');
+    begin(j, "local_shape", '[');
+    if (a->kind != PARAM_VECTOR)
+        integer(j, NULL, h.rows);
+    integer(j, NULL, h.cols);
+    end(j, ']');
+    integer(j, "local_bytes", h.elements * print_real_bytes(p));
+    integer(j, "stage", 0);
+    end(j, '}');
+}
+
+static void json_activation(Json *j, const Plan *p, const Value *v)
+{
+    const Tensor *t = &p->tensors.at[v->tensor];
+    const Layout *l = &v->layout;
+    Axes all = AX_X | AX_YK | AX_Z | (l->rep > 1 ? AX_YR : 0);
+    begin(j, NULL, '{');
+    text(j, "name", t->name);
+    begin(j, "shape", '[');
+    integer(j, NULL, p->is.batch / (p->is.microbatch * p->is.data) > 1
+                   ? p->is.T * p->is.data : p->is.batch * p->is.sequence);
+    integer(j, NULL, t->width);
+    end(j, ']');
+    text(j, "dtype", dtype_word(p));
+    begin(j, "layout", '{');
+    axes(j, "rows", p, l->rows | AX_DATA, l->rep);
+    axes(j, "columns", p, l->cols, l->rep);
+    axes(j, "replicated", p, all & (Axes)~(l->rows | l->cols | l->partial), l->rep);
+    end(j, '}');
+    begin(j, "local_shape", '[');
+    integer(j, NULL, v->rows);
+    integer(j, NULL, v->cols);
+    end(j, ']');
+    integer(j, "local_bytes", v->rows * v->cols * print_real_bytes(p));
+    integer(j, "stage", 0);
+    end(j, '}');
+}
+
+/* Parameters, then activations in the layout they are made in; names are unique. */
+static void json_tensors(Json *j, const Plan *p)
+{
+    begin(j, "tensors", '[');
+    for (int w = 0; w < p->params.n; w++)
+        json_param(j, p, w);
+    Map *done = map_new();
+    for (int i = 0; i < p->insts.n && p->insts.at[i].phase == PHASE_FORWARD; i++)
+        for (int k = 0; k < p->insts.at[i].nout; k++) {
+            const Value *v = &p->values.at[p->insts.at[i].out[k]];
+            if (v->unit != NONE || v->tensor == NONE || v->layout.partial || v->buffer == NONE ||
+                map_get(done, p->tensors.at[v->tensor].name) >= 0 || p->tensors.at[v->tensor].kind != T_ROWS ||
+                p->buffers.at[v->buffer].class != BUF_ACTIVATION)
+                continue;
+            map_put(done, p->tensors.at[v->tensor].name, 1);
+            json_activation(j, p, v);
+        }
+    end(j, ']');
+}
+
+static void json_collectives(Json *j, const Plan *p)
+{
+    static const char *const phase[] = { "forward", "backward", "sync", "optimizer" };
+    Traffics all = print_traffic(p);
+    begin(j, "collectives", '[');
+    for (int i = 0; i < all.n; i++) {
+        const Traffic *t = &all.at[i];
+        const Inst *c = t->inst;
+        begin(j, NULL, '{');
+        text(j, "kind", coll_word[c->coll]);
+        axes(j, "axes", p, c->axes, c->rep);
+        integer(j, "group_size", t->size);
+        text(j, "tensor", t->tensor);
+        real(j, "bytes", t->bytes);
+        integer(j, "count_per_step", t->calls);
+        null(j, "seconds");
+        null(j, "exposed_s");
+        null(j, "algorithm");
+        null(j, "stream");
+        text(j, "phase", phase[c->phase]);
+        text(j, "reason", t->reason);
+        text(j, "source", source_where(c->loc));
+        integer(j, "stage", 0);
+        end(j, '}');
+    }
+    end(j, ']');
+}
+
+void print_json(const Plan *p, FILE *f)
+{
+    Json json = { f, true, 1 }, *j = &json;
+    fputc('{', f);
+    json_head(j, p);
+    json_mesh(j, p);
+    json_layout(j, p);
+    json_predicted(j);
+    json_memory(j, p);
+    json_operators(j, p);
+    json_tensors(j, p);
+    json_collectives(j, p);
+    end(j, '}');
+    fputc('\n', f);
+}

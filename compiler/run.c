@@ -1,0 +1,180 @@
+/*
+ * run.c - the commands that end in machine code: `run` trains in this process
+ * (ORC), `build` writes an object and links it with the runtime.
+ */
+#include <errno.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "commands.h"
+#include "emit.h"
+#include "reference.h"
+
+/* Commands for the CPU take this machine; say so when a cluster was written. */
+static void say_machine(const Compile *c)
+{
+    if (c->config->has_cluster && !c->o->quiet)
+        fprintf(stderr, "note: %s takes this machine, not cluster %s\n", c->o->command,
+                c->config->cluster.name);
+}
+
+/* run, verify and build --target cpu: the plan's mesh on this machine. */
+void use_this_machine(Compile *c)
+{
+    say_machine(c);
+    ((Config *)c->config)->has_cluster = false;
+}
+
+Kernels *make_kernels(const Compile *c, const Emitted *e)
+{
+#ifdef HAVE_LLVM
+    bool dump = c->o->dump && (strstr(c->o->dump, "llvm") || strcmp(c->o->dump, "all") == 0);
+    return emit_llvm(e->specs.at, e->specs.n, c->plan->model_name, dump ? stderr : NULL);
+#else
+    (void)e;
+    die(EXIT_WORLD, "%s makes machine code with LLVM 19, and this teracube was built without it; "
+        "install llvm-19-dev and build again", c->o->command);
+#endif
+}
+
+const RtKernelFn *jit_kernels(Kernels *k)
+{
+#ifdef HAVE_LLVM
+    return (const RtKernelFn *)(void *)kernels_jit(k);
+#else
+    (void)k;
+    return NULL;
+#endif
+}
+
+static bool training_is_complete(const Compile *c)
+{
+    const Train *t = &c->config->train;
+    if (c->config->has_train && t->batch.set && t->sequence.set && (t->data.v || c->o->steps == 0))
+        return true;
+    diag_error(t->loc, "train-section", "%s needs a train section with data, batch and sequence",
+               c->o->command);
+    diag_hint("add: train { data = \"corpus.txt\"; batch = 4; sequence = 64; steps = 100 }");
+    return false;
+}
+
+int command_run(Compile *c)
+{
+    use_this_machine(c);
+    if (!training_is_complete(c))
+        return EXIT_INPUT;
+    if (c->o->reference)
+        return run_reference(c);
+    if (!compile_to(c, "memory"))
+        return EXIT_INPUT;
+    Emitted *e = emit_program(c->plan);
+    double t = now_s();
+    Kernels *k = make_kernels(c, e);
+    RtProgram program = emitted_program(e, jit_kernels(k));
+    if (c->o->time)
+        fprintf(stderr, "%-10s %8.3f ms, %d kernels\n", "llvm", (now_s() - t) * 1e3, e->specs.n);
+    RtOptions ro = { .load = c->o->load, .save = c->o->save, .log = c->o->log,
+                     .trace = c->o->trace, .steps = c->o->steps, .quiet = c->o->quiet,
+                     .exe = "teracube" };
+    return rt_run(&program, &ro);
+}
+
+/* ---- build ------------------------------------------------------------------------ */
+
+/* Runs a program and waits; its exit status, -1 when it could not be started. */
+static int spawn(const char *const *argv)
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid < 0)
+        return -1;
+    if (pid == 0) {
+        execvp(argv[0], (char *const *)(void *)argv);
+        _exit(127);
+    }
+    int status;
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR)
+            return -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* The runtime library stands beside the compiler's own executable. */
+static const char *runtime_library(void)
+{
+    char exe[4096];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    if (n <= 0)
+        die(EXIT_WORLD, "could not find this executable's folder: %s", strerror(errno));
+    exe[n] = 0;
+    char *slash = strrchr(exe, '/');
+    *slash = 0;
+    const char *lib = str_fmt("%s/libteracube_rt.a", exe);
+    if (access(lib, R_OK) != 0)
+        die(EXIT_WORLD, "%s: %s; build needs the runtime library beside teracube", lib,
+            strerror(errno));
+    return lib;
+}
+
+#ifdef HAVE_LLVM
+static void object(const Compile *c, const Emitted *e, const char *path)
+{
+    const char *const name[] = { "rt_head", "rt_steps", "rt_params", "rt_units", "rt_pieces",
+        "rt_segments", "rt_columns", "rt_rowmaps", "rt_text" };
+    const void *const data[] = { &e->head, e->steps.at, e->params.at, e->units.at, e->pieces.at,
+        e->segments.at, e->columns.at, e->rowmaps.at, e->text.at };
+    const size_t bytes[] = { sizeof e->head, sizeof(RtStep) * (size_t)e->steps.n,
+        sizeof(RtParam) * (size_t)e->params.n, sizeof(RtUnit) * (size_t)e->units.n,
+        sizeof(RtPiece) * (size_t)e->pieces.n, sizeof(RtSegment) * (size_t)e->segments.n,
+        sizeof(RtColumns) * (size_t)e->columns.n, sizeof(RtRowMap) * (size_t)e->rowmaps.n,
+        e->text.n };
+    Kernels *k = make_kernels(c, e);
+    if (kernels_object(k, path, 9, name, data, bytes) != 0)
+        die(EXIT_WORLD, "could not write %s: %s", path, strerror(errno));
+    kernels_free(k);
+}
+#endif
+
+int command_build(Compile *c)
+{
+    if (c->o->target == NULL || strcmp(c->o->target, "cpu") != 0)
+        die(EXIT_USAGE, "build needs --target cpu%s", c->o->target
+            && strcmp(c->o->target, "cuda") == 0 ? "; this version has no CUDA target" : "");
+    if (c->o->output == NULL)
+        die(EXIT_USAGE, "build needs -o EXE");
+    use_this_machine(c);
+    if (!training_is_complete(c) || !compile_to(c, "memory"))
+        return EXIT_INPUT;
+#ifdef HAVE_LLVM
+    const char *lib = runtime_library();
+    const char *obj = str_fmt("%s.o.%ld", c->o->output, (long)getpid());
+    const char *exe = str_fmt("%s.new.%ld", c->o->output, (long)getpid());
+    object(c, emit_program(c->plan), obj);
+    const char *cc = getenv("CC") ? getenv("CC") : "cc";
+    const char *const argv[] = { cc, "-o", exe, obj, "-Wl,--whole-archive", lib,
+        "-Wl,--no-whole-archive", "-lm", "-lpthread", "-ldl", NULL };
+    int status = spawn(argv);
+    unlink(obj);
+    if (status != 0) {
+        unlink(exe);
+        if (status == 127)
+            die(EXIT_WORLD, "could not run %s to link %s; install a C compiler or set CC", cc,
+                c->o->output);
+        die(EXIT_WORLD, "%s could not link %s (status %d)", cc, c->o->output, status);
+    }
+    if (rename(exe, c->o->output) != 0) {
+        int e = errno;
+        unlink(exe);
+        die(EXIT_WORLD, "could not write %s: %s", c->o->output, strerror(e));
+    }
+    if (!c->o->quiet)
+        printf("%s: %d rank%s as threads; run it with --help\n", c->o->output,
+               plan_ranks(c->plan), plan_ranks(c->plan) > 1 ? "s" : "");
+    return EXIT_FINE;
+#else
+    (void)spawn;
+    (void)runtime_library;
+    make_kernels(c, NULL);
+    return EXIT_WORLD;
+#endif
+}

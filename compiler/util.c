@@ -1,0 +1,398 @@
+/*
+ * util.c - arena, vector, interned string, map, text, and sizes for people.
+ *
+ * One thread only: interning and the arenas are not locked. An arena is a list
+ * of zeroed chunks; an object never moves and is never freed alone.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include "util.h"
+#include "diag.h"
+
+#include <time.h>
+
+/* ---- arena ---------------------------------------------------------------- */
+
+enum { CHUNK_BYTES = 1 << 18, ALIGN = 16 };
+
+typedef struct Chunk Chunk;
+struct Chunk {
+    Chunk *next;
+    size_t used, size;          // bytes behind the head
+};
+struct Arena { Chunk *top; };   // the chunk that serves small requests
+
+static Arena perm_arena, scratch_arena;
+Arena *perm = &perm_arena;
+Arena *scratch = &scratch_arena;
+
+static char *chunk_data(Chunk *c)
+{
+    return (char *)c + (sizeof(Chunk) + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+static Chunk *chunk_new(size_t size)
+{
+    Chunk *c = calloc(1, size + sizeof(Chunk) + ALIGN);
+
+    if (!c)
+        die(EXIT_WORLD, "out of memory (%zu bytes were asked for)", size);
+    c->size = size;
+    return c;
+}
+
+void *arena_get(Arena *a, size_t bytes)
+{
+    if (bytes > SIZE_MAX / 4)
+        die(EXIT_WORLD, "out of memory (%zu bytes were asked for)", bytes);
+    size_t n = (bytes + (bytes == 0) + ALIGN - 1) / ALIGN * ALIGN;
+    Chunk *c = a->top;
+
+    if (c && c->size - c->used >= n) {
+        void *p = chunk_data(c) + c->used;
+        c->used += n;
+        return p;
+    }
+    if (c && n > CHUNK_BYTES / 4) {     // large: a chunk of its own, below the top
+        Chunk *big = chunk_new(n);
+        big->used = n;
+        big->next = c->next;
+        c->next = big;
+        return chunk_data(big);
+    }
+    Chunk *fresh = chunk_new(n > CHUNK_BYTES ? n : CHUNK_BYTES);
+    fresh->used = n;
+    fresh->next = a->top;
+    a->top = fresh;
+    return chunk_data(fresh);
+}
+
+void arena_reset(Arena *a)
+{
+    Chunk *keep = NULL;
+
+    for (Chunk *c = a->top, *next; c; c = next) {
+        next = c->next;
+        if (!keep && c->size == CHUNK_BYTES)
+            keep = c;
+        else
+            free(c);
+    }
+    if (keep) {
+        memset(chunk_data(keep), 0, keep->used);
+        keep->used = 0;
+        keep->next = NULL;
+    }
+    a->top = keep;
+}
+
+/* ---- vector --------------------------------------------------------------- */
+
+void vec_room(void **at, int *cap, int n, size_t size)
+{
+    if (n <= *cap)
+        return;
+    if (n > INT32_MAX / 2)
+        die(EXIT_WORLD, "out of memory (a list of %d elements)", n);
+    int room = *cap ? *cap * 2 : 8;
+    while (room < n)
+        room *= 2;
+    void *fresh = arena_get(perm, (size_t)room * size);
+    if (*cap)
+        memcpy(fresh, *at, (size_t)*cap * size);
+    *at = fresh;
+    *cap = room;
+}
+
+/* ---- interned strings ----------------------------------------------------- */
+
+typedef struct { const char *text; size_t n; uint64_t hash; } Slot;
+static struct { Slot *at; size_t n, cap; } interned;
+
+static Slot *slot_of(const char *text, size_t n, uint64_t hash)
+{
+    size_t i = hash & (interned.cap - 1);
+
+    while (interned.at[i].text) {
+        Slot *s = &interned.at[i];
+        if (s->hash == hash && s->n == n && memcmp(s->text, text, n) == 0)
+            return s;
+        i = (i + 1) & (interned.cap - 1);
+    }
+    return &interned.at[i];
+}
+
+static void interned_grow(void)
+{
+    Slot *old = interned.at;
+    size_t cap = interned.cap;
+
+    interned.cap = cap ? cap * 2 : 1024;
+    interned.at = arena_get(perm, interned.cap * sizeof(Slot));
+    for (size_t i = 0; i < cap; i++) {
+        if (old[i].text)
+            *slot_of(old[i].text, old[i].n, old[i].hash) = old[i];
+    }
+}
+
+const char *str_of(const char *text, size_t n)
+{
+    if (interned.n * 2 >= interned.cap)
+        interned_grow();
+    uint64_t hash = hash_bytes(text, n, 0);
+    Slot *s = slot_of(text, n, hash);
+    if (!s->text) {
+        char *copy = arena_get(perm, n + 1);
+        if (n)
+            memcpy(copy, text, n);
+        *s = (Slot){ copy, n, hash };
+        interned.n++;
+    }
+    return s->text;
+}
+
+const char *str(const char *text)
+{
+    return str_of(text, strlen(text));
+}
+
+const char *str_fmt(const char *fmt, ...)
+{
+    char small[512];
+    va_list ap;
+
+    va_start(ap, fmt);
+    int n = vsnprintf(small, sizeof small, fmt, ap);
+    va_end(ap);
+    if (n < 0)
+        bug("str_fmt: \"%s\" cannot be formatted", fmt);
+    if ((size_t)n < sizeof small)
+        return str_of(small, (size_t)n);
+    char *large = malloc((size_t)n + 1);
+    if (!large)
+        die(EXIT_WORLD, "out of memory (%d bytes were asked for)", n);
+    va_start(ap, fmt);
+    vsnprintf(large, (size_t)n + 1, fmt, ap);
+    va_end(ap);
+    const char *s = str_of(large, (size_t)n);
+    free(large);
+    return s;
+}
+
+/* ---- map ------------------------------------------------------------------ */
+
+typedef struct { const char *key; int value; } MapSlot;
+struct Map { MapSlot *at; size_t n, cap; };
+
+Map *map_new(void)
+{
+    return NEW(Map);
+}
+
+static MapSlot *map_slot(const Map *m, const char *key)
+{
+    size_t i = hash_bytes(key, strlen(key), 0) & (m->cap - 1);
+
+    while (m->at[i].key && strcmp(m->at[i].key, key) != 0)
+        i = (i + 1) & (m->cap - 1);
+    return &m->at[i];
+}
+
+int map_get(const Map *m, const char *key)
+{
+    if (!m->cap)
+        return -1;
+    MapSlot *s = map_slot(m, key);
+    return s->key ? s->value : -1;
+}
+
+void map_put(Map *m, const char *key, int value)
+{
+    if (m->n * 2 >= m->cap) {
+        Map old = *m;
+        m->cap = old.cap ? old.cap * 2 : 16;
+        m->at = NEWN(MapSlot, m->cap);
+        for (size_t i = 0; i < old.cap; i++) {
+            if (old.at[i].key)
+                *map_slot(m, old.at[i].key) = old.at[i];
+        }
+    }
+    MapSlot *s = map_slot(m, key);
+    if (!s->key) {
+        s->key = str(key);
+        m->n++;
+    }
+    s->value = value;
+}
+
+/* ---- text ----------------------------------------------------------------- */
+
+void text_add(Text *t, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    int n = vsnprintf(NULL, 0, fmt, ap);
+    va_end(ap);
+    if (n < 0)
+        bug("text_add: \"%s\" cannot be formatted", fmt);
+    size_t need = t->n + (size_t)n + 1;
+    if (need > t->cap) {
+        size_t cap = t->cap ? t->cap * 2 : 256;
+        while (cap < need)
+            cap *= 2;
+        char *fresh = arena_get(perm, cap);
+        if (t->n)
+            memcpy(fresh, t->at, t->n);
+        t->at = fresh;
+        t->cap = cap;
+    }
+    va_start(ap, fmt);
+    vsnprintf(t->at + t->n, t->cap - t->n, fmt, ap);
+    va_end(ap);
+    t->n += (size_t)n;
+}
+
+/* ---- near names ----------------------------------------------------------- */
+
+enum { NEAR_LONGEST = 63 };         // longer words get no suggestion
+
+/* Insertions, deletions, replacements and swaps of neighbours that turn one
+ * word into the other. */
+static int edit_distance(const char *a, int na, const char *b, int nb)
+{
+    int row[3][NEAR_LONGEST + 2];   // row i of the table is row[i % 3]
+
+    for (int j = 0; j <= nb; j++)
+        row[0][j] = j;
+    for (int i = 1; i <= na; i++) {
+        int *now = row[i % 3], *up = row[(i + 2) % 3], *up2 = row[(i + 1) % 3];
+        now[0] = i;
+        for (int j = 1; j <= nb; j++) {
+            int d = up[j - 1] + (a[i - 1] != b[j - 1]);
+            if (up[j] + 1 < d)
+                d = up[j] + 1;
+            if (now[j - 1] + 1 < d)
+                d = now[j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]
+                && up2[j - 2] + 1 < d)
+                d = up2[j - 2] + 1;
+            now[j] = d;
+        }
+    }
+    return row[na % 3][nb];
+}
+
+const char *str_nearest(const char *word, const char *const *names, int n)
+{
+    size_t length = strlen(word);
+    const char *best = NULL, *second = NULL;
+
+    if (length > NEAR_LONGEST)
+        return NULL;
+    int limit = length / 3 > 1 ? (int)(length / 3) : 1;
+    int d1 = limit + 1, d2 = limit + 1;
+    for (int i = 0; i < n; i++) {
+        size_t ln = names[i] ? strlen(names[i]) : NEAR_LONGEST + 1;
+        if (ln > NEAR_LONGEST || (best && strcmp(best, names[i]) == 0))
+            continue;
+        int d = edit_distance(word, (int)length, names[i], (int)ln);
+        // a word of one or two letters is near nothing that shares no letter with it
+        if (d == 0 || (size_t)d >= (length > ln ? length : ln))
+            continue;
+        if (d < d1) {
+            second = best;
+            d2 = d1;
+            best = names[i];
+            d1 = d;
+        } else if (d < d2 && !(second && strcmp(second, names[i]) == 0)) {
+            second = names[i];
+            d2 = d;
+        }
+    }
+    if (!best)
+        return NULL;
+    return second ? str_fmt("`%s` or `%s`", best, second) : str_fmt("`%s`", best);
+}
+
+/* ---- sizes for people ----------------------------------------------------- */
+
+/* Three digits and the unit that keeps them between 1 and 999. `units` starts
+ * at `unit_of_one`, steps of 1000. */
+static const char *scaled(double v, const char *const *units, int n, int one)
+{
+    int i = one;
+    double a = fabs(v);
+
+    if (!isfinite(v))
+        return str_fmt("%g %s", v, units[one]);
+    for (; i + 1 < n && a >= 999.5; i++)
+        a /= 1000;
+    for (; i > 0 && a > 0 && a < 0.9995; i--)
+        a *= 1000;
+    if (a >= 999.5)
+        return str_fmt("%s%.0f %s", v < 0 ? "-" : "", a, units[i]);
+    return str_fmt("%s%.3g %s", v < 0 ? "-" : "", a, units[i]);
+}
+
+const char *str_bytes(double bytes)
+{
+    static const char *const units[] = { "B", "KB", "MB", "GB", "TB", "PB", "EB" };
+
+    return scaled(bytes, units, 7, 0);
+}
+
+const char *str_seconds(double seconds)
+{
+    static const char *const units[] = { "ns", "us", "ms", "s" };
+
+    return scaled(seconds, units, 4, 3);
+}
+
+const char *str_flop(double flop)
+{
+    static const char *const units[] = { "FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP",
+                                         "EFLOP", "ZFLOP" };
+
+    return scaled(flop, units, 8, 0);
+}
+
+/* ---- numbers -------------------------------------------------------------- */
+
+int64_t gcd64(int64_t a, int64_t b)
+{
+    while (b) {
+        int64_t r = a % b;
+        a = b;
+        b = r;
+    }
+    return a < 0 ? -a : a;
+}
+
+int64_t lcm64(int64_t a, int64_t b)
+{
+    int64_t g = gcd64(a, b), r;
+
+    if (g == 0)
+        return 0;
+    if (__builtin_mul_overflow(a / g, b, &r))
+        bug("lcm64: %" PRId64 " and %" PRId64 " have no 64-bit multiple", a, b);
+    return r < 0 ? -r : r;
+}
+
+uint64_t hash_bytes(const void *data, size_t n, uint64_t seed)
+{
+    const unsigned char *p = data;
+    uint64_t h = 0xcbf29ce484222325u ^ seed;
+
+    for (size_t i = 0; i < n; i++)
+        h = (h ^ p[i]) * 0x100000001b3u;
+    return h;
+}
+
+double now_s(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}

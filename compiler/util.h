@@ -1,0 +1,71 @@
+/*
+ * util.h - the four tools every pass uses: arena, growable vector, interned
+ * string, string map. Nothing here knows about Transformers.
+ *
+ * Lifetimes have names: `perm` lives as long as the compile, `scratch` is
+ * emptied after each pass by the loop in main.c. Nothing is freed by hand.
+ * Memory comes zeroed; running out of it ends the process with status 4.
+ */
+#ifndef UTIL_H
+#define UTIL_H
+
+#include <assert.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct Arena Arena;
+extern Arena *perm;         // the whole compile
+extern Arena *scratch;      // one pass
+
+void *arena_get(Arena *a, size_t bytes);    // zeroed, 16-byte aligned
+void  arena_reset(Arena *a);                // all memory of `a` is gone
+#define NEW(T)            ((T *)arena_get(perm, sizeof(T)))
+#define NEWN(T, n)        ((T *)arena_get(perm, sizeof(T) * (size_t)(n)))
+
+/*
+ * Growable vector: VEC(Op) ops; vec_add(&ops, op); ops.at[i]; ops.n.
+ * Elements live in `perm` and move when the vector grows: keep indices.
+ */
+#define VEC(T) struct { T *at; int n, cap; }
+#define vec_add(v, x) (vec_room((void **)&(v)->at, &(v)->cap, (v)->n + 1, \
+    sizeof *(v)->at), (v)->at[(v)->n++] = (x))
+void vec_room(void **at, int *cap, int n, size_t size);
+
+/* Interned strings: equal text, equal pointer. */
+const char *str_of(const char *text, size_t n);
+const char *str(const char *text);
+const char *str_fmt(const char *fmt, ...)           // interned result
+    __attribute__((format(printf, 1, 2)));
+
+/* Map from interned or plain strings to non-negative ints. */
+typedef struct Map Map;
+Map *map_new(void);
+int  map_get(const Map *m, const char *key);        // -1: absent
+void map_put(Map *m, const char *key, int value);   // replaces
+
+/* A string being written. */
+typedef struct { char *at; size_t n, cap; } Text;
+void text_add(Text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* Up to two names near `word` by edit distance (distance at most
+ * max(1, length/3)); returns "`a`" or "`a` or `b`", or NULL. */
+const char *str_nearest(const char *word, const char *const *names, int n);
+
+/* Sizes for people: "1.21 GB" (powers of 1000), "3.1 ms", "12.4 GFLOP". */
+const char *str_bytes(double bytes);
+const char *str_seconds(double seconds);
+const char *str_flop(double flop);
+
+int64_t gcd64(int64_t a, int64_t b);
+int64_t lcm64(int64_t a, int64_t b);
+uint64_t hash_bytes(const void *data, size_t n, uint64_t seed);   // FNV-1a 64
+double now_s(void);                                                // monotonic
+
+#endif

@@ -1,0 +1,461 @@
+/*
+ * checkpoint.c - parameters: first values, whole-model files, and look-ups.
+ *
+ * Everything goes through the map of tables.c from a rank's shard to elements
+ * of whole parameters, so a file is the same for every layout and a file from
+ * any layout can be read by any other. No rank ever holds more than its shard
+ * and a small buffer: a rank reads and writes the byte ranges of its elements.
+ *
+ * A matrix stored [out, in] is transposed in the file: there a column of the
+ * block, as far as the shard has it, is one range.
+ *
+ * Saving writes to FILE.tmp-PID in the same folder, counts every element, syncs
+ * and renames. Only one copy of each element is written (RtRank.counts).
+ */
+#include "rt_impl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+enum { BUFFER = 8192 };     // elements read or written at a time
+
+/* n elements that are neighbours in the file: tensor elements index.. of `param`
+ * stand at flat elements at, at + stride, .. of this rank. */
+typedef struct { int param; int64_t index, n, at, stride; } FileRun;
+typedef struct FileIo FileIo;
+struct FileIo {
+    RtRank *r;
+    int (*run)(FileIo *io, const FileRun *run);
+    FileRun pending;
+    char buffer[BUFFER * 8];
+    double value[BUFFER];
+};
+
+static char *element(const RtRank *r, int64_t region, int64_t at)
+{
+    return r->block + region + at * (int64_t)r->rt->real;
+}
+
+static double get(const RtRank *r, int64_t region, int64_t at)
+{
+    const char *p = element(r, region, at);
+    float f;
+    double d;
+    if (r->rt->real == sizeof f) {
+        memcpy(&f, p, sizeof f);
+        return (double)f;
+    }
+    memcpy(&d, p, sizeof d);
+    return d;
+}
+
+static void put(const RtRank *r, int64_t region, int64_t at, double v)
+{
+    char *p = element(r, region, at);
+    float f = (float)v;
+    memcpy(p, r->rt->real == sizeof f ? (void *)&f : (void *)&v, r->rt->real);
+}
+
+/* ---- runs in files ------------------------------------------------------- */
+
+static int flush_run(FileIo *io)
+{
+    FileRun run = io->pending;
+    io->pending.n = 0;
+    return run.n > 0 ? io->run(io, &run) : RT_OK;
+}
+
+/* Rows that follow each other both in the file and here become one run. */
+static int straight_span(void *ctx, const RtSpan *s)
+{
+    FileIo *io = ctx;
+    const RtParam *p = &io->r->rt->program->params[s->param];
+    if (p->out_in)
+        return RT_OK;
+    FileRun *last = &io->pending;
+    int64_t index = s->row * p->width + s->col;
+    if (last->n > 0 && last->param == s->param && last->index + last->n == index
+        && last->at + last->n == s->at) {
+        last->n += s->n;
+        return RT_OK;
+    }
+    RT_TRY(flush_run(io));
+    io->pending = (FileRun){ s->param, index, s->n, s->at, 1 };
+    return RT_OK;
+}
+
+/* The transposed ones: column by column, rows in stretches. */
+static int turned_columns(FileIo *io, int iunit, int64_t lo, int64_t hi)
+{
+    const RtRank *r = io->r;
+    const RtProgram *prog = r->rt->program;
+    const RtUnit *u = &prog->units[iunit];
+    const int32_t *rows = u->rows >= 0 ? r->cols[u->rows].global : NULL;
+    int64_t first = r->shard[iunit] * u->shard, block = u->brows * u->bcols;
+    int64_t from = (lo > u->offset ? lo - u->offset : 0) + first;
+    int64_t to = (hi < u->offset + u->shard ? hi - u->offset : u->shard) + first;
+    to = to < block ? to : block;
+    for (int i = u->first_piece; i < u->first_piece + u->npieces && from < to; i++) {
+        const RtPiece *piece = &prog->pieces[i];
+        const RtParam *p = &prog->params[piece->param];
+        int64_t cut, c = rt_axis_coordinate(r, u->col_axis, piece->rep, &cut);
+        int64_t width = piece->width / cut;
+        for (int64_t k = 0; p->out_in && k < width; k++) {
+            int64_t col = piece->local_start + k, gcol = piece->start + c * width + k;
+            if (gcol >= p->width)
+                break;
+            int64_t row = (from - col + u->bcols - 1) / u->bcols;   // first one at or after from
+            row = from > col ? row : 0;
+            while (row < u->brows && row * u->bcols + col < to) {
+                int64_t grow = rows ? rows[row] : row, n = 1;
+                while (row + n < u->brows && (row + n) * u->bcols + col < to
+                       && (rows ? rows[row + n] : row + n) == grow + n)
+                    n++;
+                int64_t inside = p->rows - grow < n ? p->rows - grow : n;
+                FileRun run = { piece->param, gcol * p->rows + grow, inside,
+                                u->offset + row * u->bcols + col - first, u->bcols };
+                if (inside > 0)
+                    RT_TRY(io->run(io, &run));
+                row += n;
+            }
+        }
+    }
+    return RT_OK;
+}
+
+static int unit_runs(FileIo *io, int iunit, int64_t lo, int64_t hi)
+{
+    RT_TRY(rt_spans(io->r, iunit, lo, hi, straight_span, io));
+    RT_TRY(flush_run(io));
+    return turned_columns(io, iunit, lo, hi);
+}
+
+/* ---- first values -------------------------------------------------------- */
+
+static int init_span(void *ctx, const RtSpan *s)
+{
+    FileIo *io = ctx;
+    const RtRank *r = io->r;
+    const RtProgram *prog = r->rt->program;
+    const RtParam *p = &prog->params[s->param];
+    uint64_t hash = rt_name_hash(rt_text(prog, p->name));
+    for (int64_t i = 0; i < s->n; i += BUFFER) {
+        int64_t n = s->n - i < BUFFER ? s->n - i : BUFFER;
+        rt_init_range(p->init, p->init_a, r->rt->head->train.seed, hash,
+                      (uint64_t)(s->row * p->width + s->col + i), (size_t)n, io->value);
+        for (int64_t k = 0; k < n; k++)
+            put(r, r->rt->head->params_offset, s->at + i + k, io->value[k]);
+    }
+    return RT_OK;
+}
+
+static int load_run(FileIo *io, const FileRun *run)
+{
+    RtRank *r = io->r;
+    Rt *rt = r->rt;
+    const RtTensor *t = rt->load->of[run->param];
+    int64_t size = (int64_t)rt_dtype_bytes(t->dtype);
+    for (int64_t i = 0; i < run->n; i += BUFFER) {
+        int64_t n = run->n - i < BUFFER ? run->n - i : BUFFER;
+        if (rt_read_at(rt->load->fd, io->buffer, (size_t)(n * size),
+                       t->begin + (run->index + i) * size))
+            return rt_fail(rt, RT_USER, "%s: error: could not read tensor %s: %s [weights-file]",
+                           rt->load->file, t->name, errno ? strerror(errno)
+                                                          : "the file is cut off");
+        rt_dtype_decode(t->dtype, io->buffer, n, io->value);
+        for (int64_t k = 0; k < n; k++)
+            put(r, rt->head->params_offset, run->at + (i + k) * run->stride, io->value[k]);
+    }
+    return RT_OK;
+}
+
+/* A worker's share of every unit; padding stays the zero it is. */
+int rt_init_params(RtWorker *w)
+{
+    RtRank *r = w->rank;
+    Rt *rt = r->rt;
+    FileIo *io = rt_alloc(1, sizeof *io);
+    io->r = r;
+    io->run = load_run;
+    int status = RT_OK;
+    for (int u = 0; u < rt->head->nunits && !status; u++) {
+        int64_t lo, hi, at = rt->program->units[u].offset;
+        rt_split(rt->program->units[u].shard, rt->nworkers, w->index, RT_LINE, &lo, &hi);
+        if (lo < hi)
+            status = rt->load ? unit_runs(io, u, at + lo, at + hi)
+                              : rt_spans(r, u, at + lo, at + hi, init_span, io);
+    }
+    free(io);
+    return status;
+}
+
+/* ---- which tensors a file must have -------------------------------------- */
+
+static void shape_words(const int64_t *shape, int n, char *out, size_t room)
+{
+    size_t at = (size_t)snprintf(out, room, "[");
+    for (int i = 0; i < n && at < room; i++)
+        at += (size_t)snprintf(out + at, room - at, "%s%lld", i ? ", " : "", (long long)shape[i]);
+    if (at < room)
+        snprintf(out + at, room - at, "]");
+}
+
+/* One line per tensor that is missing or does not fit; NULL: it is fine. */
+static const char *what_is_wrong(const Rt *rt, const RtTensors *ts, int iparam, char line[512])
+{
+    const RtParam *p = &rt->program->params[iparam];
+    const char *name = rt_text(rt->program, p->name);
+    const RtTensor *t = ts->of[iparam];
+    int64_t want[2];
+    int ndim = rt_param_shape(p, want);
+    char a[96], b[96];
+    shape_words(want, ndim, a, sizeof a);
+    if (!t) {
+        snprintf(line, 512, "tensor %s %s is missing", name, a);
+        return line;
+    }
+    shape_words(t->shape, t->ndim, b, sizeof b);
+    if (t->ndim != ndim || memcmp(t->shape, want, sizeof *want * (size_t)ndim) != 0) {
+        snprintf(line, 512, "tensor %s is %s, expected %s", name, b, a);
+        return line;
+    }
+    if (t->dtype == RT_OTHER) {
+        snprintf(line, 512, "tensor %s has dtype %s; F32, F64, F16 and BF16 can be read", name,
+                 t->dtype_word);
+        return line;
+    }
+    return NULL;
+}
+
+static void warn_extra(const Rt *rt, const RtTensors *ts)
+{
+    char list[800] = "";
+    int n = 0;
+    for (int i = 0; i < ts->n; i++) {
+        bool used = false;
+        for (int k = 0; k < rt->head->nparams; k++)
+            used = used || ts->of[k] == &ts->tensor[i];
+        size_t at = strlen(list);
+        if (!used && n++ < 10)
+            snprintf(list + at, sizeof list - at, "%s%s", n > 1 ? ", " : "", ts->tensor[i].name);
+    }
+    if (n > 10)
+        rt_note(rt, "warning: %s: %d tensors have no use here: %s and %d more", ts->file, n, list,
+                n - 10);
+    else if (n > 0)
+        rt_note(rt, "warning: %s: %d tensor%s no use here: %s", ts->file, n,
+                n == 1 ? " has" : "s have", list);
+}
+
+int rt_load_open(Rt *rt)
+{
+    const RtProgram *p = rt->program;
+    if (!rt->load_path || !*rt->load_path)
+        return RT_OK;
+    rt->load = rt_alloc(1, sizeof *rt->load);
+    RtTensors *ts = rt->load;
+    RT_TRY(rt_tensors_read(rt, rt->load_path, ts));
+    ts->of = rt_alloc((size_t)rt->head->nparams, sizeof *ts->of);
+    char all[1500] = "", line[512];
+    int wrong = 0;
+    for (int i = 0; i < rt->head->nparams; i++) {
+        for (int k = 0; k < ts->n && !ts->of[i]; k++)
+            if (strcmp(ts->tensor[k].name, rt_text(p, p->params[i].name)) == 0)
+                ts->of[i] = &ts->tensor[k];
+        size_t at = strlen(all);
+        if (what_is_wrong(rt, ts, i, line) && wrong++ < 8)
+            snprintf(all + at, sizeof all - at, "%s%s: error: %s [weights-fit]",
+                     wrong > 1 ? "\n" : "", ts->file, line);
+    }
+    if (wrong > 8) {
+        size_t at = strlen(all);
+        snprintf(all + at, sizeof all - at, "\nnote: and %d more", wrong - 8);
+    }
+    if (wrong)
+        return rt_fail(rt, RT_USER, "%s", all);
+    warn_extra(rt, ts);
+    return RT_OK;
+}
+
+void rt_load_close(Rt *rt)
+{
+    if (rt->load)
+        rt_tensors_free(rt->load);
+    free(rt->load);
+    rt->load = NULL;
+}
+
+/* ---- saving -------------------------------------------------------------- */
+
+static int save_broken(Rt *rt, const char *doing)
+{
+    return rt_fail(rt, RT_WORLD, "%s: error: could not %s: %s", rt->options->save, doing,
+                   strerror(errno));
+}
+
+static int open_tmp(Rt *rt)
+{
+    size_t room = strlen(rt->options->save) + 32;
+    rt->save_tmp = rt_alloc(room, 1);
+    snprintf(rt->save_tmp, room, "%s.tmp-%ld", rt->options->save, (long)getpid());
+    rt->save_fd = open(rt->save_tmp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (rt->save_fd >= 0)
+        return RT_OK;
+    free(rt->save_tmp);
+    rt->save_tmp = NULL;
+    return save_broken(rt, "write the weights there");
+}
+
+/* Removes what is left of a file that was not finished. */
+void rt_save_forget(Rt *rt)
+{
+    if (!rt->save_tmp)
+        return;
+    if (rt->save_fd >= 0)
+        close(rt->save_fd);
+    unlink(rt->save_tmp);
+    free(rt->save_tmp);
+    rt->save_tmp = NULL;
+}
+
+/* Before the first step: can a file be made there at all? */
+int rt_save_probe(Rt *rt)
+{
+    if (!rt->options->save)
+        return RT_OK;
+    RT_TRY(open_tmp(rt));
+    rt_save_forget(rt);
+    return RT_OK;
+}
+
+static int save_run(FileIo *io, const FileRun *run)
+{
+    RtRank *r = io->r;
+    Rt *rt = r->rt;
+    int64_t real = (int64_t)rt->real, region = rt->head->params_offset;
+    int64_t to = rt->tensor_at[run->param] + run->index * real;
+    atomic_fetch_add(&rt->written[run->param], run->n);
+    if (run->stride == 1)
+        return rt_write_at(rt->save_fd, element(r, region, run->at), (size_t)(run->n * real), to)
+               ? save_broken(rt, "write the weights") : RT_OK;
+    for (int64_t i = 0; i < run->n; i += BUFFER) {
+        int64_t n = run->n - i < BUFFER ? run->n - i : BUFFER;
+        for (int64_t k = 0; k < n; k++)
+            memcpy(io->buffer + k * real,
+                   element(r, region, run->at + (i + k) * run->stride), rt->real);
+        if (rt_write_at(rt->save_fd, io->buffer, (size_t)(n * real), to + i * real))
+            return save_broken(rt, "write the weights");
+    }
+    return RT_OK;
+}
+
+static int begin_save(Rt *rt)
+{
+    int n = rt->head->nparams;
+    size_t bytes;
+    rt->tensor_at = rt_alloc((size_t)n + 1, sizeof *rt->tensor_at);
+    rt->written = rt_alloc((size_t)n, sizeof *rt->written);
+    RT_TRY(open_tmp(rt));
+    char *header = rt_tensors_header(rt, &bytes, rt->tensor_at);
+    if (!header)
+        return save_broken(rt, "make the header");
+    int bad = rt_write_at(rt->save_fd, header, bytes, 0)
+              || ftruncate(rt->save_fd, rt->tensor_at[n]);
+    free(header);
+    return bad ? save_broken(rt, "write the weights") : RT_OK;
+}
+
+/* The folder too: else the new name may be lost with the power. */
+static int sync_folder(Rt *rt)
+{
+    char *dir = rt_alloc(strlen(rt->options->save) + 2, 1);
+    strcpy(dir, rt->options->save);
+    char *slash = strrchr(dir, '/');
+    strcpy(slash ? slash + 1 : dir, slash ? "" : ".");
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    free(dir);
+    int bad = fd < 0 || (fsync(fd) && errno != EINVAL);
+    if (fd >= 0)
+        close(fd);
+    return bad ? save_broken(rt, "sync the folder") : RT_OK;
+}
+
+static int end_save(Rt *rt)
+{
+    const RtProgram *p = rt->program;
+    for (int i = 0; i < rt->head->nparams; i++) {
+        long long want = p->params[i].rows * p->params[i].width;
+        long long has = atomic_load(&rt->written[i]);
+        if (want != has)
+            return rt_fail(rt, RT_BUG, "%s: error: %lld of %lld elements of %s were written",
+                           rt->options->save, has, want, rt_text(p, p->params[i].name));
+    }
+    if (fsync(rt->save_fd))
+        return save_broken(rt, "sync the weights");
+    int fd = rt->save_fd;
+    rt->save_fd = -1;
+    if (close(fd))
+        return save_broken(rt, "close the weights");
+    if (rename(rt->save_tmp, rt->options->save))
+        return save_broken(rt, "rename the weights");
+    free(rt->save_tmp);
+    rt->save_tmp = NULL;
+    return sync_folder(rt);
+}
+
+int rt_save(RtRank *r)
+{
+    Rt *rt = r->rt;
+    RtWorker *w = &r->worker[0];
+    if (r->id == 0)
+        RT_TRY(begin_save(rt));
+    RT_TRY(rt_barrier(w, &r->world));
+    FileIo *io = rt_alloc(1, sizeof *io);
+    io->r = r;
+    io->run = save_run;
+    int64_t lo, hi;
+    int status = RT_OK;
+    rt_owned(r, &lo, &hi);
+    for (int u = 0; u < rt->head->nunits && !status; u++)
+        if (r->counts[u] && lo < hi)
+            status = unit_runs(io, u, lo, hi);
+    free(io);
+    RT_TRY(status);
+    RT_TRY(rt_barrier(w, &r->world));
+    return r->id == 0 ? end_save(rt) : RT_OK;
+}
+
+/* ---- look-ups ------------------------------------------------------------ */
+
+typedef struct { const RtRank *r; int param; int64_t region; double *dst; } Reader;
+
+static int read_span(void *ctx, const RtSpan *s)
+{
+    Reader *to = ctx;
+    if (s->param != to->param)
+        return RT_OK;
+    int64_t width = to->r->rt->program->params[s->param].width;
+    for (int64_t i = 0; i < s->n; i++)
+        to->dst[s->row * width + s->col + i] = get(to->r, to->region, s->at + i);
+    return RT_OK;
+}
+
+void rt_read_param(Rt *rt, int what, int iparam, double *dst)
+{
+    const RtHeader *h = rt->head;
+    for (int i = 0; i < rt->nranks; i++) {
+        RtRank *r = &rt->rank[i];
+        Reader to = { r, iparam, what ? h->grads_offset : h->params_offset, dst };
+        int64_t lo, hi;
+        rt_owned(r, &lo, &hi);
+        for (int u = 0; u < h->nunits; u++)
+            if (r->counts[u] && lo < hi)
+                rt_spans(r, u, lo, hi, read_span, &to);
+    }
+}
+
+int64_t rt_block_bytes(Rt *rt)
+{
+    return rt->head->block_bytes * rt->nranks;
+}

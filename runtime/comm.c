@@ -1,0 +1,174 @@
+/*
+ * comm.c - collectives as the executor calls them: groups made once at start,
+ * arguments checked, bytes counted, then the back end's function.
+ *
+ * A group of one needs no peer: it goes to the null back end whatever the run
+ * uses. Groups are made for every combination of axes that the program names,
+ * in one order, before any rank starts.
+ */
+#include "rt_impl.h"
+
+/* Share i of n elements in `parts`, in multiples of `grain`. */
+void rt_split(int64_t n, int64_t parts, int64_t i, int64_t grain, int64_t *lo, int64_t *hi)
+{
+    int64_t units = (n + grain - 1) / grain;
+    *lo = units * i / parts * grain;
+    *hi = units * (i + 1) / parts * grain;
+    if (*lo > n)
+        *lo = n;
+    if (*hi > n)
+        *hi = n;
+}
+
+/* ---- groups -------------------------------------------------------------- */
+
+static int find_kind(Rt *rt, int axes, int rep)
+{
+    bool halved = ((axes & RT_YK) != 0) != ((axes & RT_YR) != 0);
+    rep = halved && rep > 1 ? rep : 1;
+    if (rep == 1)                       // YR is then empty, YK all of y
+        axes = axes & RT_YK ? axes | RT_YR : axes & ~RT_YR;
+    for (int i = 0; i < rt->nkinds; i++)
+        if (rt->kind[i].axes == axes && rt->kind[i].rep == rep)
+            return i;
+    rt->kind[rt->nkinds] = (RtGroupKind){ axes, rep, 0 };
+    return rt->nkinds++;
+}
+
+static RtGroup *new_group(Rt *rt, const int *ranks, int n)
+{
+    RtGroup *g = rt_alloc(1, sizeof *g);
+    g->n = n;
+    g->rank = rt_alloc((size_t)n, sizeof *g->rank);
+    memcpy(g->rank, ranks, sizeof *ranks * (size_t)n);
+    size_t bytes = sizeof *g->slot * (size_t)n;
+    g->slot = aligned_alloc(RT_LINE, bytes);
+    if (!g->slot || rt_barrier_make(&g->barrier, n, g->rank)) {
+        fputs("error: out of memory\n", stderr);
+        exit(RT_WORLD);
+    }
+    memset(g->slot, 0, bytes);
+    rt->groups[rt->ngroups++] = g;
+    return g;
+}
+
+/*
+ * Ranks fall into one group when they agree on all axes outside the kind. Rank
+ * numbers have the order of groups: data, x, y, z; and y = yk, yr.
+ */
+static void seat_kind(Rt *rt, int ikind, int *members)
+{
+    RtGroupKind *k = &rt->kind[ikind];
+    int others = (RT_DATA | RT_X | RT_YK | RT_YR | RT_Z) & ~k->axes;
+    for (int i = 0; i < rt->nranks; i++) {
+        RtRank *r = &rt->rank[i];
+        if (r->seat[ikind].group)
+            continue;
+        int place = rt_axis_coordinate(r, others, k->rep, NULL), n = 0;
+        for (int j = i; j < rt->nranks; j++)
+            if (rt_axis_coordinate(&rt->rank[j], others, k->rep, NULL) == place)
+                members[n++] = j;
+        RtGroup *g = new_group(rt, members, n);
+        for (int m = 0; m < n; m++)
+            rt->rank[members[m]].seat[ikind] = (RtSeat){ g, m };
+        k->size = n;
+    }
+}
+
+int rt_groups_make(Rt *rt)
+{
+    const RtProgram *p = rt->program;
+    int nsteps = rt->head->nsteps;
+    rt->kind = rt_alloc((size_t)nsteps + 1, sizeof *rt->kind);
+    rt->step_kind = rt_alloc((size_t)nsteps, sizeof *rt->step_kind);
+    for (int i = 0; i < nsteps; i++) {
+        const RtStep *s = &p->steps[i];
+        bool has = (s->kind >= RT_ALL_GATHER && s->kind <= RT_CE_MERGE) || s->kind == RT_COUNT;
+        int axes = s->kind == RT_COUNT ? RT_DATA : s->axes;
+        rt->step_kind[i] = has ? find_kind(rt, axes, s->rep) : -1;
+    }
+    int *members = rt_alloc((size_t)rt->nranks, sizeof *members);
+    rt->groups = rt_alloc((size_t)rt->nranks * (size_t)rt->nkinds + 1, sizeof *rt->groups);
+    for (int i = 0; i < rt->nranks; i++) {
+        rt->rank[i].seat = rt_alloc((size_t)rt->nkinds, sizeof(RtSeat));
+        members[i] = i;
+    }
+    rt->everyone = new_group(rt, members, rt->nranks);
+    for (int i = 0; i < rt->nranks; i++)
+        rt->rank[i].world = (RtSeat){ rt->everyone, i };
+    for (int k = 0; k < rt->nkinds; k++)
+        seat_kind(rt, k, members);
+    free(members);
+    return RT_OK;
+}
+
+void rt_groups_free(Rt *rt)
+{
+    for (int i = 0; i < rt->ngroups; i++) {
+        RtGroup *g = rt->groups[i];
+        rt_barrier_free(&g->barrier);
+        free(g->slot);
+        free(g->rank);
+        free(g);
+    }
+    for (int i = 0; rt->rank && i < rt->nranks; i++)
+        free(rt->rank[i].seat);
+    free(rt->groups);
+    free(rt->kind);
+    free(rt->step_kind);
+}
+
+/* ---- calls --------------------------------------------------------------- */
+
+static const RtComm *comm_of(const RtWorker *w, const RtSeat *s)
+{
+    return s->group->n == 1 ? &rt_comm_null : w->rank->rt->comm;
+}
+
+static void count(RtWorker *w, const RtSeat *s, int64_t n, int times)
+{
+    if (w->index == 0)
+        w->rank->received += (double)n * (s->group->n - 1) * times * (double)w->rank->rt->real;
+}
+
+int rt_all_gather(RtWorker *w, const RtSeat *s, const void *src, void *dst, int64_t n)
+{
+    count(w, s, n, 1);
+    return n > 0 ? comm_of(w, s)->all_gather(w, s, src, dst, n) : RT_OK;
+}
+
+int rt_reduce_scatter(RtWorker *w, const RtSeat *s, const void *src, void *dst, int64_t n,
+                      bool add)
+{
+    count(w, s, n, 1);
+    return n > 0 ? comm_of(w, s)->reduce_scatter(w, s, src, dst, n, add) : RT_OK;
+}
+
+int rt_all_reduce(RtWorker *w, const RtSeat *s, void *dst, int64_t n)
+{
+    count(w, s, n / s->group->n, 2);
+    return n > 0 ? comm_of(w, s)->all_reduce(w, s, dst, n) : RT_OK;
+}
+
+int rt_all_to_all(RtWorker *w, const RtSeat *s, const void *src, void *dst,
+                  const RtBoxes *boxes)
+{
+    if (w->index == 0)
+        for (int i = 0; i < boxes->nboxes; i++)
+            if (boxes->box[i].peer != s->me)
+                for (int k = 0; k < boxes->box[i].nruns; k++)
+                    w->rank->received += (double)boxes->box[i].rows
+                                         * (double)boxes->run[boxes->box[i].run + k].n
+                                         * (double)w->rank->rt->real;
+    return comm_of(w, s)->all_to_all(w, s, src, dst, boxes);
+}
+
+int rt_sum_doubles(RtWorker *w, const RtSeat *s, double *v, int n)
+{
+    return comm_of(w, s)->sum_doubles(w, s, v, n);
+}
+
+int rt_barrier(RtWorker *w, const RtSeat *s)
+{
+    return comm_of(w, s)->barrier(w, s);
+}

@@ -1,0 +1,62 @@
+/*
+ * comm_trace.c - prints every collective and forwards it to comm_threads.
+ * RT_COMM=trace in the environment chooses it; lines go to stderr:
+ *
+ *   rank 2  all_gather       768 x 4  'h.0.attn.c_attn: X over y'  (gpt2.tcube:12:19)
+ */
+#include "rt_impl.h"
+
+static void say(const RtWorker *w, const RtSeat *s, const char *what, int64_t n)
+{
+    if (w->index)
+        return;
+    const RtRank *r = w->rank;
+    int op = atomic_load(&r->op);
+    const RtProgram *p = r->rt->program;
+    fprintf(stderr, "rank %-3d %-15s %9lld x %-3d '%s'  (%s)\n", r->id, what, (long long)n,
+            s->group->n, op >= 0 ? rt_text(p, p->steps[op].name) : "",
+            op >= 0 ? rt_text(p, p->steps[op].source) : "");
+}
+
+static int trace_all_gather(RtWorker *w, const RtSeat *s, const void *src, void *dst, int64_t n)
+{
+    say(w, s, "all_gather", n);
+    return rt_comm_threads.all_gather(w, s, src, dst, n);
+}
+
+static int trace_reduce_scatter(RtWorker *w, const RtSeat *s, const void *src, void *dst,
+                                int64_t n, bool add)
+{
+    say(w, s, "reduce_scatter", n);
+    return rt_comm_threads.reduce_scatter(w, s, src, dst, n, add);
+}
+
+static int trace_all_reduce(RtWorker *w, const RtSeat *s, void *dst, int64_t n)
+{
+    say(w, s, "all_reduce", n);
+    return rt_comm_threads.all_reduce(w, s, dst, n);
+}
+
+static int trace_all_to_all(RtWorker *w, const RtSeat *s, const void *src, void *dst,
+                            const RtBoxes *boxes)
+{
+    say(w, s, "all_to_all", boxes->elements);
+    return rt_comm_threads.all_to_all(w, s, src, dst, boxes);
+}
+
+static int trace_sum_doubles(RtWorker *w, const RtSeat *s, double *v, int n)
+{
+    say(w, s, "sum_doubles", n);
+    return rt_comm_threads.sum_doubles(w, s, v, n);
+}
+
+static int trace_barrier(RtWorker *w, const RtSeat *s)
+{
+    say(w, s, "barrier", 0);
+    return rt_comm_threads.barrier(w, s);
+}
+
+const RtComm rt_comm_trace = {
+    "trace", trace_all_gather, trace_reduce_scatter, trace_all_reduce, trace_all_to_all,
+    trace_sum_doubles, trace_barrier,
+};

