@@ -35,7 +35,7 @@ static TensorKind kind_of(const Diff *d, TensorId t)
     return d->p->tensors.at[t].kind;
 }
 
-/* ---- row operators in the place of the current op --------------------------- */
+/* ---- row operators in the place of the current op --------------------- */
 
 static TensorId row(Diff *d, OpKind kind, TensorId a, TensorId b, int64_t width)
 {
@@ -83,7 +83,7 @@ static TensorId reduce(Diff *d, OpKind kind, TensorId x, TensorId y, int parts)
     return rowop(d->p, &d->at, kind, x, y, parts, (RowAttr){ .parts = parts });
 }
 
-/* ---- running sums ------------------------------------------------------------ */
+/* ---- running sums ----------------------------------------------------- */
 
 static bool wants(const Diff *d, TensorId t)
 {
@@ -145,7 +145,7 @@ static void give_row(Diff *d, TensorId t, TensorId share)
     give(d, t, reduced(d, t, share));
 }
 
-/* ---- elementwise operators: y = op(a, b), g the gradient of y ---------------- */
+/* ---- elementwise operators: y = op(a, b), g the gradient of y --------- */
 
 static void diff_div(Diff *d, TensorId a, TensorId b, TensorId y, TensorId g)
 {
@@ -240,7 +240,7 @@ static void diff_row(Diff *d, const Op *f, TensorId g)
     }
 }
 
-/* ---- reductions: y = op(x) has one number per part ---------------------------- */
+/* ---- reductions: y = op(x) has one number per part -------------------- */
 
 static void diff_red(Diff *d, const Op *f, TensorId g)
 {
@@ -261,7 +261,7 @@ static void diff_red(Diff *d, const Op *f, TensorId g)
     }
 }
 
-/* ---- operators of their own ---------------------------------------------------- */
+/* ---- operators of their own ------------------------------------------- */
 
 /* A backward op with the forward op's place and attributes. */
 static OpId back(Diff *d, OpId forward, OpKind kind, int nin, const TensorId *in,

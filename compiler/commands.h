@@ -14,5 +14,7 @@ Kernels *make_kernels(const Compile *c, const Emitted *e);
 const RtKernelFn *jit_kernels(Kernels *k);
 /* Trains with the slow interpreter (`run --reference`); the exit status. */
 int run_reference(Compile *c);
+/* verify of a model too large to execute: shrinks it, says what, verifies that. */
+int verify_shrunk(Compile *c);
 
 #endif

@@ -20,6 +20,8 @@
 typedef struct {
     L *l; const KernelSpec *s;
     int64_t bq, bk, hd;
+    int64_t line;               // from row to row of QT, ST ..: bq and a bit, so that a
+                                // panel's rows do not all fall into the same few cache sets
     bool ordered;               // a query sees no key behind it
     double none;                // score of a key that is not seen
     Sub pack, unpack, dots, mix, outer;
@@ -63,7 +65,7 @@ static void pack_square(Attn *a, Val *p, Val d, int active, Val dst, Val i, Val 
     for (int u = 0; u < n; u++) x[u] = l_load(l, l->real, l_real_at(l, p[u], d), n, active);
     l_transpose(l, x, n);
     for (int u = 0; u < active; u++) {
-        Val at = l_iadd(l, l_imulc(l, l_iaddc(l, d, u), a->bq), i);
+        Val at = l_iadd(l, l_imulc(l, l_iaddc(l, d, u), a->line), i);
         l_store(l, l_mul(l, x[u], l_splat(l, scale, n)), l_real_at(l, dst, at), n);
     }
 }
@@ -94,7 +96,7 @@ static void unpack_square(Attn *a, Val src, Val i, Val d, int active, Val factor
     int n = (int)transposed(l);
     Val x[L_LANES_MAX];
     for (int u = 0; u < n; u++) {
-        Val at = l_iadd(l, l_imulc(l, l_iaddc(l, d, u), a->bq), i);
+        Val at = l_iadd(l, l_imulc(l, l_iaddc(l, d, u), a->line), i);
         x[u] = LLVMConstNull(l_reals(l, n));
         if (u < active) x[u] = l_mul(l, l_load(l, l->real, l_real_at(l, src, at), n, n), factor);
     }
@@ -133,11 +135,11 @@ static void make_dots(Attn *a)
     Val k = LLVMGetParam(l->fn, 0), ld = LLVMGetParam(l->fn, 1), n = LLVMGetParam(l->fn, 2);
     Val c = LLVMGetParam(l->fn, 5);
     Loop o = l_for(l, "j", l_i64(l, 0), LLVMGetParam(l->fn, 3), l->tile_rows, 0, NULL);
-    Tile t = { .a_step = l_i64(l, 1), .b = LLVMGetParam(l->fn, 4), .b_step = l_i64(l, a->bq),
+    Tile t = { .a_step = l_i64(l, 1), .b = LLVMGetParam(l->fn, 4), .b_step = l_i64(l, a->line),
                .n = l_i64(l, a->hd), .cols = l->lanes, .mode = TILE_SET };
     for (int u = 0; u < l->tile_rows; u++) {
         t.a[u] = l_real_at(l, k, l_imul(l, clamped(l, o.i, u, n), ld));
-        t.c[u] = l_real_at(l, c, l_imulc(l, l_iaddc(l, o.i, u), a->bq));
+        t.c[u] = l_real_at(l, c, l_imulc(l, l_iaddc(l, o.i, u), a->line));
     }
     l_tile(l, &t);
     l_next(l, &o, NULL);
@@ -154,12 +156,12 @@ static void make_mix(Attn *a, int mode)
     Val v = LLVMGetParam(l->fn, 0), c = LLVMGetParam(l->fn, 4), hd = l_i64(l, a->hd);
     Loop o = l_for(l, "d", l_i64(l, 0), hd, l->tile_rows, 0, NULL);
     Tile t = { .a_step = LLVMGetParam(l->fn, 1), .b = LLVMGetParam(l->fn, 3),
-               .b_step = l_i64(l, a->bq), .n = LLVMGetParam(l->fn, 2), .cols = l->lanes,
+               .b_step = l_i64(l, a->line), .n = LLVMGetParam(l->fn, 2), .cols = l->lanes,
                .mode = mode, .scale = LLVMGetParam(l->fn, 5) };
     for (int u = 0; u < l->tile_rows; u++) {
         Val d = clamped(l, o.i, u, hd);
         t.a[u] = l_real_at(l, v, d);
-        t.c[u] = l_real_at(l, c, l_imulc(l, d, a->bq));
+        t.c[u] = l_real_at(l, c, l_imulc(l, d, a->line));
     }
     l_tile(l, &t);
     l_next(l, &o, NULL);
@@ -176,7 +178,7 @@ static void outer_panel(Attn *a, Val d, int cols)
                .mode = TILE_ADD };
     for (int u = 0; u < l->tile_rows; u++) {
         Val row = l_imul(l, clamped(l, zero, u, LLVMGetParam(l->fn, 6)), LLVMGetParam(l->fn, 5));
-        t.a[u] = l_real_at(l, p, l_i64(l, u * a->bq));
+        t.a[u] = l_real_at(l, p, l_i64(l, u * a->line));
         t.c[u] = l_real_at(l, c, l_iadd(l, row, d));
     }
     l_tile(l, &t);
@@ -315,6 +317,7 @@ static Attn *attn_open(L *l, const KernelSpec *s, int nargs)
                  .ordered = s->causal || s->window > 0, .none = s->is_double ? -1e300 : -1e30 };
     if (s->heads < s->kv_heads) bug("kernel %s: fewer heads than kv_heads", s->name);
     while (3 * a->hd * a->bq * l->size > 400 << 10 && a->bq > l->lanes) a->bq /= 2;
+    a->line = a->bq + 64 / l->size;
     a->runs_q = l_field(l, l->ptr, runs_q);
     a->runs_k = l_field(l, l->ptr, runs_k);
     a->nruns_q = l_field(l, l->i64, nruns_q);
@@ -350,7 +353,7 @@ static void softcap_scores(Attn *a, Val st, Val keys)
     L *l = a->l;
     double c = a->s->softcap;
     Loop o = l_for(l, "cap", l_i64(l, 0), keys, 1, 0, NULL);
-    Val at = l_imulc(l, o.i, a->bq), x = vec_at(l, st, at);
+    Val at = l_imulc(l, o.i, a->line), x = vec_at(l, st, at);
     x = l_tanh(l, l_mul(l, x, l_const(l_type(x), 1 / c)));
     vec_put(l, l_mul(l, x, l_const(l_type(x), c)), st, at);
     l_next(l, &o, NULL);
@@ -362,7 +365,7 @@ static void mask_scores(Attn *a, Val st, const Span *q, const Span *k, const Pan
     If need = l_if(l, "mask", needs_mask(a, q, k, p));
     Val pos = positions(a, q, p);
     Loop o = l_for(l, "masked", l_i64(l, 0), p->keys, 1, 0, NULL);
-    Val at = l_imulc(l, o.i, a->bq), x = vec_at(l, st, at);
+    Val at = l_imulc(l, o.i, a->line), x = vec_at(l, st, at);
     x = l_select(l, sees(a, pos, l_iadd(l, k->pos, o.i)), x, l_const(l_type(x), a->none));
     vec_put(l, x, st, at);
     l_next(l, &o, NULL);
@@ -375,13 +378,13 @@ static Val softmax_panel(Attn *a, Forward *f, Val st, const Panel *p)
     L *l = a->l;
     Val old = vec_at(l, f->most, p->i);
     Loop o = l_for(l, "max", l_i64(l, 0), p->keys, 1, 1, &old);
-    Val most = l_max(l, vec_at(l, st, l_imulc(l, o.i, a->bq)), o.carry[0]);
+    Val most = l_max(l, vec_at(l, st, l_imulc(l, o.i, a->line)), o.carry[0]);
     l_next(l, &o, &most);
     most = o.carry[0];
     Val shrink = l_exp(l, l_sub(l, old, most));
     Val total = l_mul(l, vec_at(l, f->total, p->i), shrink);
     Loop e = l_for(l, "exp", l_i64(l, 0), p->keys, 1, 1, &total);
-    Val at = l_imulc(l, e.i, a->bq), x = l_exp(l, l_sub(l, vec_at(l, st, at), most));
+    Val at = l_imulc(l, e.i, a->line), x = l_exp(l, l_sub(l, vec_at(l, st, at), most));
     vec_put(l, x, st, at);
     total = l_add(l, e.carry[0], x);
     l_next(l, &e, &total);
@@ -432,8 +435,8 @@ void emit_attn(L *l, const KernelSpec *s)
 {
     Attn *a = attn_open(l, s, 5);
     make_mix(a, TILE_SCALE);
-    Forward f = { .qt = l_stack(l, a->hd * a->bq, "v_qt"), .ot = l_stack(l, a->hd * a->bq, "v_ot"),
-        .st = l_stack(l, (a->bk + l->tile_rows) * a->bq, "v_st"),
+    Forward f = { .qt = l_stack(l, a->hd * a->line, "v_qt"), .ot = l_stack(l, a->hd * a->line, "v_ot"),
+        .st = l_stack(l, (a->bk + l->tile_rows) * a->line, "v_st"),
         .most = l_stack(l, a->bq, "v_max"), .total = l_stack(l, a->bq, "v_total"),
         .factor = l_stack(l, a->bq, "v_factor") };
     Loop o = l_for(l, "item", l->lo, l->hi, 1, 0, NULL);
@@ -445,7 +448,7 @@ void emit_attn(L *l, const KernelSpec *s)
     Span q = block_of(l, &run, c.i, run.n, a->bq);
     l_sub_call(l, &a->pack, 5, (Val[]){ head_at(a, 0, q.row, f.head), l_i64(l, s->ld[0]), q.n, f.qt,
                                         l_num(l, s->scale) });
-    clear(a, f.ot, a->hd * a->bq);
+    clear(a, f.ot, a->hd * a->line);
     fill(a, f.most, a->none);
     fill(a, f.total, 0);
     each_key_block(a, &q, forward_block, &f);
@@ -473,7 +476,7 @@ static void gradient_scores(Attn *a, Backward *b, Val pt, Val dst, const Span *q
     double cap = a->s->softcap;
     Val lse = vec_at(l, b->lse, p->i), delta = vec_at(l, b->delta, p->i), pos = positions(a, q, p);
     Loop o = l_for(l, "ds", l_i64(l, 0), round_up(l, p->keys, l->tile_rows), 1, 0, NULL);
-    Val at = l_imulc(l, o.i, a->bq), s = vec_at(l, pt, at), dp = vec_at(l, dst, at), t = NULL;
+    Val at = l_imulc(l, o.i, a->line), s = vec_at(l, pt, at), dp = vec_at(l, dst, at), t = NULL;
     if (cap > 0) {
         t = l_tanh(l, l_mul(l, s, l_const(l_type(s), 1 / cap)));
         s = l_mul(l, t, l_const(l_type(s), cap));
@@ -520,7 +523,7 @@ static void backward_keys(Attn *a, Backward *b, const Span *q, const Span *k)
         to = l_imin(l, to, l_iaddc(l, last, a->s->window));
     }
     If some = l_if(l, "some", l_icmp(l, LLVMIntSLT, from, to));
-    Val at = l_iadd(l, l_imulc(l, o.i, a->bq), from), n = l_isub(l, to, from);
+    Val at = l_iadd(l, l_imulc(l, o.i, a->line), from), n = l_isub(l, to, from);
     Val row = l_iadd(l, q->row, from), key = l_iadd(l, k->row, o.i), left = l_isub(l, k->n, o.i);
     l_sub_call(l, &a->outer, 7, (Val[]){ l_real_at(l, b->pt, at), n,
         head_at(a, A_DO, row, b->head), l_i64(l, ld[A_DO]),
@@ -579,7 +582,7 @@ static void backward_queries(Attn *a, Backward *b, const Span *run)
                                         b->qt, l_num(l, a->s->scale) });
     l_sub_call(l, &a->pack, 5, (Val[]){ head_at(a, A_DO, q.row, b->head), l_i64(l, ld[A_DO]), q.n,
                                         b->dot, l_num(l, 1) });
-    clear(a, b->dqt, a->hd * a->bq);
+    clear(a, b->dqt, a->hd * a->line);
     backward_rows(a, b, &q);
     each_key_block(a, &q, backward_block, b);
     l_sub_call(l, &a->unpack, 5, (Val[]){ b->dqt, head_at(a, A_DQ, q.row, b->head),
@@ -607,7 +610,7 @@ static void clear_keys(Attn *a, Backward *b, Val seq)
 static Backward backward_arrays(Attn *a)
 {
     L *l = a->l;
-    int64_t wide = a->hd * a->bq, square = (a->bk + l->tile_rows) * a->bq;
+    int64_t wide = a->hd * a->line, square = (a->bk + l->tile_rows) * a->line;
     Backward b = { .qt = l_stack(l, wide, "v_qt"), .dot = l_stack(l, wide, "v_dot"),
         .dqt = l_stack(l, wide, "v_dqt"), .pt = l_stack(l, square, "v_pt"),
         .dst = l_stack(l, square, "v_dst"), .lse = l_stack(l, a->bq, "v_lse"),

@@ -23,7 +23,7 @@ enum {
 };
 static const double MAX_ELEMENTS = 0x1p60;
 
-/* ---- messages ----------------------------------------------------------------- */
+/* ---- messages --------------------------------------------------------- */
 
 static bool said_before(Graph *g, Loc loc, const char *check)
 {
@@ -67,7 +67,7 @@ void graph_suggest(const char *word, const char *const *names, int n)
         diag_hint("did you mean %s?", near);
 }
 
-/* ---- values ------------------------------------------------------------------- */
+/* ---- values ----------------------------------------------------------- */
 
 Val val_none(Loc loc)
 {
@@ -115,7 +115,7 @@ OpAt graph_at(const Graph *g, const char *name, Loc loc)
                    .turn = g->turn, .zone = g->zone, .of = NONE };
 }
 
-/* ---- names -------------------------------------------------------------------- */
+/* ---- names ------------------------------------------------------------ */
 
 static Binding *scope_find(Scope *s, const char *name)
 {
@@ -164,7 +164,7 @@ static void name_unknown(Graph *g, const Expr *e)
     graph_suggest(e->text, names, n);
 }
 
-/* ---- expressions -------------------------------------------------------------- */
+/* ---- expressions ------------------------------------------------------ */
 
 bool graph_enter(Graph *g, Loc loc)
 {
@@ -347,7 +347,7 @@ bool graph_count(Graph *g, const Expr *e, const char *what, int64_t *out)
     return false;
 }
 
-/* ---- strings ------------------------------------------------------------------ */
+/* ---- strings ---------------------------------------------------------- */
 
 /* Text of {expr}; the string's bytes in the source are parsed again, in place. */
 static bool interpolate(Graph *g, const Expr *e, size_t open, size_t close, Text *t)
@@ -401,7 +401,7 @@ const char *graph_string(Graph *g, const Expr *e)
     return t.n ? str_of(t.at, t.n) : "";
 }
 
-/* ---- assignments -------------------------------------------------------------- */
+/* ---- assignments ------------------------------------------------------ */
 
 /* `loss` of the model: once, outside repeats, and a cross entropy. */
 static void assign_loss(Graph *g, const Val *v, Loc loc)
@@ -502,7 +502,7 @@ static void run_assign(Graph *g, const Stmt *s)
         assign(g, &s->names.at[i], fine ? v.at[i] : val_none(s->value->loc));
 }
 
-/* ---- repeats ------------------------------------------------------------------ */
+/* ---- repeats ---------------------------------------------------------- */
 
 static void run(Graph *g, const Stmts *body);
 
@@ -582,7 +582,7 @@ static void run(Graph *g, const Stmts *body)
     }
 }
 
-/* ---- blocks ------------------------------------------------------------------- */
+/* ---- blocks ----------------------------------------------------------- */
 
 static bool block_recursion(Graph *g, const Expr *call, const Block *b)
 {
@@ -699,7 +699,7 @@ Val graph_block(Graph *g, const Expr *call, const Block *b)
     return result;
 }
 
-/* ---- checks of the whole model ------------------------------------------------- */
+/* ---- checks of the whole model ---------------------------------------- */
 
 /* Every --set model.NAME must have met the number it replaces. */
 static void check_sets(Graph *g)
@@ -813,14 +813,12 @@ static void check_sizes(Graph *g)
     }
 }
 
-/* ---- what reaches the loss ------------------------------------------------------ */
+/* ---- what reaches the loss ------------------------------------------------- */
 
-static bool *live_tensors(const Plan *p, bool *live_op)
+/* Marks the tensors and operators the loss depends on. */
+static void mark_live(const Plan *p, bool *live, bool *live_op)
 {
-    bool *live = NEWN(bool, p->tensors.n);
     live[p->loss] = live[p->tokens] = live[p->positions] = live[p->targets] = true;
-    for (int i = 0; i < p->params.n; i++)
-        live[p->params.at[i].tensor] = true;
     for (int i = p->ops.n - 1; i >= 0; i--) {
         const Op *op = &p->ops.at[i];
         for (int k = 0; k < op->nout; k++)
@@ -832,35 +830,42 @@ static bool *live_tensors(const Plan *p, bool *live_op)
         for (int k = 0; k < op->nout; k++)
             live[op->out[k]] = true;
     }
-    return live;
 }
 
-static void warn_unused(Graph *g, const bool *live_op)
-{
-    const Plan *p = g->p;
-    bool *used = NEWN(bool, p->params.n + 1);
-    for (int i = 0; i < p->ops.n; i++)
-        for (int k = 0; k < p->ops.at[i].nin && live_op[i]; k++)
-            if (p->tensors.at[p->ops.at[i].in[k]].param != NONE)
-                used[p->tensors.at[p->ops.at[i].in[k]].param] = true;
-    for (int i = 0; i < p->params.n; i++)
-        if (!used[i])
-            graph_warning(g, p->params.at[i].loc, "unused", "%s does not reach the loss",
-                          p->params.at[i].name);
-}
-
-/* Keeps live ops and tensors, in order, under new numbers. */
-static void prune(Graph *g)
+/* Parameters that do not reach the loss would never be trained: they are left out. */
+static void prune_params(Graph *g, const bool *live)
 {
     Plan *p = g->p;
-    bool *live_op = NEWN(bool, p->ops.n + 1), *live = live_tensors(p, live_op);
-    int *to = NEWN(int, p->tensors.n), *op_to = NEWN(int, p->ops.n + 1), n = 0, nops = 0;
-    warn_unused(g, live_op);
-    for (int i = 0; i < p->ops.n; i++) {
-        op_to[i] = nops;
-        if (live_op[i])
-            p->ops.at[nops++] = p->ops.at[i];
+    int n = 0;
+    for (int i = 0; i < p->params.n; i++) {
+        Param param = p->params.at[i];
+        if (!live[param.tensor]) {
+            graph_warning(g, param.loc, "unused", "%s does not reach the loss and is left out",
+                          param.name);
+            continue;
+        }
+        p->tensors.at[param.tensor].param = n;
+        p->params.at[n++] = param;
     }
+    p->params.n = n;
+}
+
+/* Keeps live ops; to[i] is the new number of op i. */
+static int *prune_ops(Plan *p, const bool *live_op)
+{
+    int *to = NEWN(int, p->ops.n + 1), n = 0;
+    for (int i = 0; i < p->ops.n; i++) {
+        to[i] = n;
+        if (live_op[i])
+            p->ops.at[n++] = p->ops.at[i];
+    }
+    p->ops.n = n;
+    return to;
+}
+
+static int *prune_tensors(Plan *p, const bool *live, const int *op_to)
+{
+    int *to = NEWN(int, p->tensors.n), n = 0;
     for (int i = 0; i < p->tensors.n; i++) {
         to[i] = n;
         if (!live[i])
@@ -870,9 +875,19 @@ static void prune(Graph *g)
             t.def = op_to[t.def];
         p->tensors.at[n++] = t;
     }
-    p->ops.n = nops;
     p->tensors.n = n;
-    for (int i = 0; i < nops; i++) {
+    return to;
+}
+
+/* Keeps what reaches the loss, in order, under new numbers. */
+static void prune(Graph *g)
+{
+    Plan *p = g->p;
+    bool *live_op = NEWN(bool, p->ops.n + 1), *live = NEWN(bool, p->tensors.n);
+    mark_live(p, live, live_op);
+    prune_params(g, live);
+    int *to = prune_tensors(p, live, prune_ops(p, live_op));
+    for (int i = 0; i < p->ops.n; i++) {
         for (int k = 0; k < p->ops.at[i].nin; k++)
             p->ops.at[i].in[k] = to[p->ops.at[i].in[k]];
         for (int k = 0; k < p->ops.at[i].nout; k++)
@@ -886,7 +901,7 @@ static void prune(Graph *g)
     p->targets = to[p->targets];
 }
 
-/* ---- the pass -------------------------------------------------------------------- */
+/* ---- the pass --------------------------------------------------------- */
 
 static TensorId add_ids(Graph *g, const char *name, IdsKind ids)
 {

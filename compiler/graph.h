@@ -71,7 +71,7 @@ typedef struct {
     int errors_before;      // of the files; a missing statement may be one of them
 } Graph;
 
-/* ---- graph.c -------------------------------------------------------------- */
+/* ---- graph.c ---------------------------------------------------------- */
 /* Reports once per place and check; true where it did, so that notes may follow. */
 bool graph_error(Graph *g, Loc loc, const char *check, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
@@ -81,7 +81,8 @@ Val  graph_eval(Graph *g, const Expr *e);
 bool graph_enter(Graph *g, Loc loc);            // one level deeper; false: too deep
 const char *graph_kind(const Graph *g, const Val *v);       // "a number", "a tensor"
 bool graph_is_kind(const Graph *g, const Val *v, TensorKind kind);
-/* A number; a whole number; a size of 1 .. 2^40; a count of 1 .. 2^24. False: reported. `what` names it. */
+/* A number; a whole number; a size of 1 .. 2^40; a count of 1 .. 2^24. False: reported.
+ * `what` names it in messages. */
 bool graph_number(Graph *g, const Expr *e, const char *what, double *out);
 bool graph_integer(Graph *g, const Expr *e, const char *what, int64_t *out);
 bool graph_size(Graph *g, const Expr *e, const char *what, int64_t *out);
@@ -97,7 +98,7 @@ Val  val_list(int n, Val *at, bool several, Loc loc);
 void scope_put(Scope *s, const char *name, Val val, Loc loc);
 Val  graph_block(Graph *g, const Expr *call, const Block *b);
 
-/* ---- model.c -------------------------------------------------------------- */
+/* ---- model.c ---------------------------------------------------------- */
 Val model_call(Graph *g, const Expr *call);     // any call at all
 void model_check_names(Graph *g);               // blocks and fns against operators
 /* Full name: prefix, then `given` or "WORD.N", the next free number of the prefix. */
@@ -106,7 +107,7 @@ const char *model_join(const char *prefix, const char *name);
 ParamId model_param(Graph *g, const Param *like);           // NONE: reported
 bool model_init(Graph *g, const Expr *e, InitKind *kind, double *a);
 
-/* ---- rowfn.c -------------------------------------------------------------- */
+/* ---- rowfn.c ---------------------------------------------------------- */
 Val row_unary(Graph *g, OpKind kind, Val a, Loc loc);
 Val row_binary(Graph *g, OpKind kind, Val a, Val b, Loc loc);
 Val row_power(Graph *g, Val a, Val b, Loc loc);

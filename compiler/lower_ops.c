@@ -571,6 +571,7 @@ static void cross_entropy(Part *q, OpId op, OpId dx)
     Value a = p->values.at[v];
     Axes y = canon(p, AX_YK, 1);
     ValueId stat = value_matrix(q, a.rows, 3, D_REAL, BUF_WORK, "loss statistics"), whole = stat;
+    p->values.at[stat].layout = (Layout){ .rows = a.layout.rows, .partial = y, .rep = 1 };
     Inst *i = inst_new(q, I_CE_STAT, op, "maximum, sum, target");
     i->rowmap = a.rowmap;
     inst_in(i, v);
@@ -578,9 +579,11 @@ static void cross_entropy(Part *q, OpId op, OpId dx)
     if (y) {
         ValueId all = value_matrix(q, a.rows * axes_size(p, y, 1), 3, D_REAL, BUF_WORK,
                                    "loss statistics of all");
+        p->values.at[all].layout = (Layout){ .rows = a.layout.rows, .cols = y, .rep = 1 };
         coll(q, COLL_ALL_GATHER, y, 1, stat, all, op, "statistics, all-gather over y",
              "the vocabulary is split over y; maximum, sum of exp and target logit are merged");
         whole = value_matrix(q, a.rows, 3, D_REAL, BUF_WORK, "whole loss statistics");
+        p->values.at[whole].layout = (Layout){ .rows = a.layout.rows, .rep = 1 };
         i = inst_new(q, I_CE_MERGE, op, "merge statistics");
         i->axes = y;
         inst_in(i, all);

@@ -348,6 +348,7 @@ static void merge_stats(Build *b, const Stats *stats, ValueId mine, int slots)
     Value a = p->values.at[mine];
     int64_t ways = axes_size(p, b->axis, 1);
     ValueId all = value_matrix(q, ways * a.rows, slots, D_REAL, BUF_WORK, "statistics of all");
+    p->values.at[all].layout = (Layout){ .rows = a.layout.rows, .cols = b->axis, .rep = 1 };
     coll(q, COLL_ALL_GATHER, b->axis, 1, mine, all, stats->at[0].op,
          str_fmt("statistics, all-gather over %s", axes_word(b->axis, 1)),
          str_fmt("a row is split over %s; its sums, maxima and variances need all of it",
@@ -542,6 +543,7 @@ void lower_cluster(Part *q, int c)
     if (slots) {
         Axes rows = canon(p, g->home == 'A' ? AX_X | AX_YK : AX_X | AX_Z, 1);
         mine = value_matrix(q, rows_of(q, rows), slots, D_REAL, BUF_WORK, "statistics");
+        p->values.at[mine].layout = (Layout){ .rows = rows, .partial = b.axis, .rep = 1 };
         build_stats(&b, &stats, mine, slots);
     }
     for (int i = 0; i < g->ops.n; i++) {

@@ -13,7 +13,7 @@
  */
 #include "graph.h"
 
-/* ---- names ---------------------------------------------------------------------- */
+/* ---- names ------------------------------------------------------------ */
 
 const char *model_join(const char *prefix, const char *name)
 {
@@ -33,7 +33,7 @@ const char *model_name(Graph *g, const char *given, const char *word)
     return model_join(g->prefix, str_fmt("%s.%d", word, n));
 }
 
-/* ---- arguments ------------------------------------------------------------------- */
+/* ---- arguments -------------------------------------------------------- */
 
 enum { MAX_ARGS = 10 };
 typedef enum { POSITIONAL = 1, NEEDED = 2, WORD = 4 } ArgFlags;
@@ -190,7 +190,7 @@ static const char *near_divisors(int64_t n, int64_t v)
     return str_fmt("%" PRId64, below ? below : above);
 }
 
-/* ---- adding to the graph ---------------------------------------------------------- */
+/* ---- adding to the graph ---------------------------------------------- */
 
 static TensorId new_rows(Graph *g, const char *name, Loc loc, int64_t width)
 {
@@ -241,7 +241,7 @@ ParamId model_param(Graph *g, const Param *like)
     return id;
 }
 
-/* ---- init ------------------------------------------------------------------------- */
+/* ---- init ------------------------------------------------------------- */
 
 static const struct { const char *name; InitKind kind; bool number; double a; } inits[] = {
     { "normal", INIT_NORMAL, true, 0 }, { "uniform", INIT_UNIFORM, true, 0 },
@@ -291,7 +291,7 @@ bool model_init(Graph *g, const Expr *e, InitKind *kind, double *a)
     return false;
 }
 
-/* ---- linear ----------------------------------------------------------------------- */
+/* ---- linear ----------------------------------------------------------- */
 
 static const ArgRow linear_args[] = {
     { "x", POSITIONAL | NEEDED }, { "width", POSITIONAL | NEEDED }, { "bias", 0 }, { "init", 0 },
@@ -403,7 +403,7 @@ static Val call_linear(Graph *g, const Expr *call)
     return bias ? add_bias(g, name, y, call->loc) : val_tensor(y, call->loc);
 }
 
-/* ---- embed ------------------------------------------------------------------------ */
+/* ---- embed ------------------------------------------------------------ */
 
 static const ArgRow embed_args[] = {
     { "ids", POSITIONAL | NEEDED }, { "count", POSITIONAL | NEEDED },
@@ -470,7 +470,7 @@ static Val call_embed(Graph *g, const Expr *call)
     return val_tensor(y, call->loc);
 }
 
-/* ---- attention -------------------------------------------------------------------- */
+/* ---- attention -------------------------------------------------------- */
 
 static const ArgRow attention_args[] = {
     { "q", POSITIONAL | NEEDED }, { "k", POSITIONAL | NEEDED }, { "v", POSITIONAL | NEEDED },
@@ -594,7 +594,7 @@ static Val call_attention(Graph *g, const Expr *call)
     return val_tensor(out[0], call->loc);
 }
 
-/* ---- rope ------------------------------------------------------------------------- */
+/* ---- rope ------------------------------------------------------------- */
 
 static const ArgRow rope_args[] = {
     { "x", POSITIONAL | NEEDED }, { "heads", NEEDED }, { "theta", 0 }, { "style", WORD },
@@ -658,7 +658,7 @@ static Val call_rope(Graph *g, const Expr *call)
     return val_tensor(y, call->loc);
 }
 
-/* ---- split and concat --------------------------------------------------------------- */
+/* ---- split and concat ------------------------------------------------- */
 
 static const ArgRow split_args[] = {
     { "x", POSITIONAL | NEEDED }, { "n", POSITIONAL | NEEDED }, { "heads", 0 }, { "name", 0 },
@@ -806,7 +806,7 @@ static Val call_concat(Graph *g, const Expr *call)
     return val_tensor(y, call->loc);
 }
 
-/* ---- dropout ------------------------------------------------------------------------- */
+/* ---- dropout ---------------------------------------------------------- */
 
 static const ArgRow dropout_args[] = {
     { "x", POSITIONAL | NEEDED }, { "p", POSITIONAL | NEEDED }, { "name", 0 },
@@ -853,7 +853,7 @@ static Val call_dropout(Graph *g, const Expr *call)
     return val_tensor(rowop(g->p, &at, OP_DROPOUT, x, NONE, width_of(g, x), attr), call->loc);
 }
 
-/* ---- cross entropy ------------------------------------------------------------------- */
+/* ---- cross entropy ---------------------------------------------------- */
 
 static const ArgRow ce_args[] = {
     { "logits", POSITIONAL | NEEDED }, { "targets", POSITIONAL | NEEDED }, { "ignore", 0 },
@@ -886,7 +886,7 @@ static Val call_ce(Graph *g, const Expr *call)
     return val_tensor(loss, call->loc);
 }
 
-/* ---- any call -------------------------------------------------------------------------- */
+/* ---- any call --------------------------------------------------------- */
 
 static const struct { const char *name; Val (*call)(Graph *, const Expr *); } operators[] = {
     { "linear", call_linear }, { "embed", call_embed }, { "attention", call_attention },

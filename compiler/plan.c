@@ -114,3 +114,11 @@ int plan_ranks(const Plan *p)
 {
     return p->is.data * p->is.stages * p->is.x * p->is.y * p->is.z;
 }
+
+int plan_collectives(const Plan *p)
+{
+    int n = 0;
+    for (int i = 0; i < p->insts.n; i++)
+        n += p->insts.at[i].kind == I_COLL;
+    return n;
+}

@@ -353,6 +353,7 @@ OpId     op_add(Plan *p, OpKind kind, Phase phase, const char *name, Loc loc,
 int64_t  axes_size(const Plan *p, Axes axes, int rep);  // product of sizes
 const char *axes_word(Axes axes, int rep);              // "x", "x z", "y (1 of 2)"
 int      plan_ranks(const Plan *p);
+int      plan_collectives(const Plan *p);      // instructions that are collectives
 
 /* ---- rowop.c: elementwise operators and row reductions, equal ones once ---- */
 typedef struct {            // what a new operator takes over from its place

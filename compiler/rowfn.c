@@ -9,7 +9,7 @@
  */
 #include "graph.h"
 
-/* ---- numbers ---------------------------------------------------------------- */
+/* ---- numbers ---------------------------------------------------------- */
 
 static double fold_unary(OpKind kind, double x)
 {
@@ -51,7 +51,7 @@ static Val folded(Graph *g, double v, const char *word, Loc loc)
     return val_none(loc);
 }
 
-/* ---- operands ----------------------------------------------------------------- */
+/* ---- operands --------------------------------------------------------- */
 
 /* Can v take part in arithmetic? Reports and says no for ids, the loss, lists .. */
 static bool operand(Graph *g, const Val *v)
@@ -113,7 +113,7 @@ static bool fits(const Graph *g, int64_t w, int64_t width)
     return w == width || w == 1 || (g->row && w == g->row->parts);
 }
 
-/* ---- operators ------------------------------------------------------------------ */
+/* ---- operators -------------------------------------------------------- */
 
 Val row_unary(Graph *g, OpKind kind, Val a, Loc loc)
 {
@@ -178,7 +178,7 @@ Val row_power(Graph *g, Val a, Val b, Loc loc)
     return emit(g, OP_POW, a.tensor, NONE, span(g, &a), (RowAttr){ .c = b.number }, loc);
 }
 
-/* ---- reductions ----------------------------------------------------------------- */
+/* ---- reductions ------------------------------------------------------- */
 
 static bool reducible(Graph *g, const char *word, const Val *v, Loc loc)
 {
@@ -188,8 +188,8 @@ static bool reducible(Graph *g, const char *word, const Val *v, Loc loc)
         return false;
     }
     if (g->row->width == 0) {
-        if (graph_error(g, row_loc(g, loc), "type", "fn %s needs a tensor: it takes the %s of a row",
-                        g->row->fn->name, word))
+        if (graph_error(g, row_loc(g, loc), "type", "fn %s needs a tensor: it takes the %s of a "
+                        "row", g->row->fn->name, word))
             diag_note(loc, "the %s stands here", word);
         return false;
     }
@@ -216,7 +216,7 @@ static Val reduce(Graph *g, Reduction what, const char *word, Val v, Loc loc)
     return what == RED_MEAN ? row_binary(g, OP_MUL, r, val_number(1 / n, loc), loc) : r;
 }
 
-/* ---- built-in functions ----------------------------------------------------------- */
+/* ---- built-in functions ----------------------------------------------- */
 
 typedef enum { F_UNARY, F_BINARY, F_REDUCE, F_FLOOR, F_CEIL } FuncKind;
 static const struct { const char *name; FuncKind kind; int op; } funcs[] = {
@@ -282,7 +282,7 @@ bool row_builtin(Graph *g, const Expr *call, Val *result)
     return true;
 }
 
-/* ---- calls of fn -------------------------------------------------------------------- */
+/* ---- calls of fn ------------------------------------------------------ */
 
 /* The call's arguments, by parameter of the fn, and its own two keywords. */
 typedef struct { const Expr **value; const Expr *heads, *name; } FnArgs;

@@ -206,10 +206,11 @@ static int all_steps(RtWorker *w)
             RT_TRY(some_phases(w, 0, 1));
         }
         RT_TRY(some_phases(w, 2, 3));
+        bool stop = r->now.stop;        // worker 0 clears it behind the next barrier
         if (lead)
             RT_TRY(end_step(w, begin));
         RT_TRY(rt_team(w));
-        if (r->now.stop) {
+        if (stop) {
             if (lead && r->id == 0)
                 rt_note(r->rt, "a signal ends the run after step %lld", (long long)step + 1);
             break;

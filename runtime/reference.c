@@ -33,7 +33,7 @@ static void *must_alloc(size_t n)
     return p;
 }
 
-/* ---- operands ------------------------------------------------------------------ */
+/* ---- operands --------------------------------------------------------- */
 
 /* How an operand is read at (row, column): at[row * stride + column / per % length]. */
 typedef struct {
@@ -70,7 +70,7 @@ static int64_t place(const Operand *o, int64_t row, int64_t column)
     return row * o->stride + column / o->per % o->length;
 }
 
-/* ---- elementwise ----------------------------------------------------------------- */
+/* ---- elementwise ------------------------------------------------------ */
 
 /* 1/(1-p) where the element is kept, else 0. */
 static double kept(const Ref *r, const RefOp *op, int64_t row, int64_t column)
@@ -170,7 +170,7 @@ static void row_backward(Ref *r, const RefOp *op)
         }
 }
 
-/* ---- reductions: x [T, W] -> y [T, parts] ------------------------------------------ */
+/* ---- reductions: x [T, W] -> y [T, parts] ----------------------------- */
 
 static double mean_of(const double *x, int64_t n)
 {
@@ -225,7 +225,7 @@ static void reduce_backward(Ref *r, const RefOp *op)
     }
 }
 
-/* ---- linear: y = x [W1 | W2 ..]; transposed: x WT ------------------------------------ */
+/* ---- linear: y = x [W1 | W2 ..]; transposed: x WT --------------------- */
 
 /* y[T, ldy] (+)= x[T, n] w[n, m], or w[m, n] transposed. */
 static void matmul(int64_t T, int64_t n, int64_t m, const double *x, int64_t ldx, const double *w,
@@ -291,7 +291,7 @@ static void linear_backward(Ref *r, const RefOp *op)
     }
 }
 
-/* ---- embed ---------------------------------------------------------------------------- */
+/* ---- embed ------------------------------------------------------------ */
 
 static int64_t id_of(const Ref *r, int t, int64_t row)
 {
@@ -318,7 +318,7 @@ static void embed_backward(Ref *r, const RefOp *op)
             r->grad[op->in[1]][id_of(r, op->in[0], t) * W + c] += r->grad[op->out[0]][t * W + c];
 }
 
-/* ---- split and concat ------------------------------------------------------------------ */
+/* ---- split and concat ------------------------------------------------- */
 
 /*
  * Piece k of a row of width W has sizes[k] columns, sizes[k]/parts in each part:
@@ -390,7 +390,7 @@ static void concat_backward(Ref *r, const RefOp *op)
                grad_of(r, op->in[k]), add_out);
 }
 
-/* ---- rope ------------------------------------------------------------------------------- */
+/* ---- rope ------------------------------------------------------------- */
 
 /* out (+)= x turned by position * theta^(-2i/rotary); sign -1 turns back. */
 static void rope(const Ref *r, const RefOp *op, const double *x, double *out, double sign)
@@ -423,7 +423,7 @@ static void rope_backward(Ref *r, const RefOp *op)
     rope(r, op, r->grad[op->out[0]], grad_of(r, op->in[0]), -1);
 }
 
-/* ---- attention ---------------------------------------------------------------------------- */
+/* ---- attention -------------------------------------------------------- */
 
 /* One head of one sequence: where its rows stand and how far apart they are. */
 typedef struct {
@@ -531,7 +531,7 @@ static void attention_backward(Ref *r, const RefOp *op)
         }
 }
 
-/* ---- cross entropy: mean over targets that are not ignored ---------------------------------- */
+/* ---- cross entropy: mean over targets that are not ignored ------------ */
 
 static int64_t counted(const Ref *r, const RefOp *op)
 {
@@ -577,7 +577,7 @@ static void loss_backward(Ref *r, const RefOp *op)
     }
 }
 
-/* ---- running --------------------------------------------------------------------------------- */
+/* ---- running ---------------------------------------------------------- */
 
 typedef struct { void (*forward)(Ref *, const RefOp *), (*backward)(Ref *, const RefOp *); } Rule;
 

@@ -72,7 +72,7 @@ typedef struct RefGraph {
     int loss;               // tensor
 } RefGraph;
 
-/* ---- one step of the model -------------------------------------------------- */
+/* ---- one step of the model -------------------------------------------- */
 
 typedef struct Ref Ref;
 typedef struct {
@@ -92,7 +92,7 @@ const double *ref_value(const Ref *r, int tensor);
 /* Initial values of all parameters. */
 void   ref_init(const RefGraph *g, uint64_t seed, double *const *params);
 
-/* ---- the optimizer ------------------------------------------------------------ */
+/* ---- the optimizer ---------------------------------------------------- */
 
 enum { REF_ADAMW, REF_SGD };
 enum { REF_CONSTANT, REF_COSINE, REF_LINEAR_LR, REF_WSD };

@@ -48,7 +48,8 @@ static double norm_of(const RefGraph *g, double *const *grads)
 static void adamw(const RefOptimizer *o, double lr, double wd, int64_t step, int64_t n, double *p,
                   const double *g, double *m, double *v)
 {
-    double fix1 = 1 - pow(o->beta1, (double)(step + 1)), fix2 = 1 - pow(o->beta2, (double)(step + 1));
+    double fix1 = 1 - pow(o->beta1, (double)(step + 1));
+    double fix2 = 1 - pow(o->beta2, (double)(step + 1));
     for (int64_t i = 0; i < n; i++) {
         m[i] = o->beta1 * m[i] + (1 - o->beta1) * g[i];
         v[i] = o->beta2 * v[i] + (1 - o->beta2) * g[i] * g[i];

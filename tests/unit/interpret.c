@@ -10,7 +10,7 @@
 
 #include <unistd.h>
 
-/* ---- a plan from text ------------------------------------------------------------- */
+/* ---- a plan from text ------------------------------------------------- */
 
 Plan *unit_plan(const char *text, int64_t batch, int64_t sequence, bool fuse)
 {
@@ -40,7 +40,7 @@ Plan *unit_plan(const char *text, int64_t batch, int64_t sequence, bool fuse)
     return p;
 }
 
-/* ---- elementwise ------------------------------------------------------------------- */
+/* ---- elementwise ------------------------------------------------------ */
 
 static const Tensor *tensor(const Interpret *x, TensorId t)
 {
@@ -137,7 +137,7 @@ static void run_colsum(Interpret *x, const Op *op)
             x->val[op->out[0]][c % P] += x->val[op->in[0]][t * W + c];
 }
 
-/* ---- matrices ------------------------------------------------------------------------ */
+/* ---- matrices --------------------------------------------------------- */
 
 /* Element (i, o) of the matrix as it is used, [in, out]. */
 static double *used(Interpret *x, TensorId w, bool transposed, int64_t i, int64_t o)
@@ -196,7 +196,7 @@ static void run_embed(Interpret *x, const Op *op)
         }
 }
 
-/* ---- split, concat, rope ---------------------------------------------------------------- */
+/* ---- split, concat, rope ---------------------------------------------- */
 
 static void run_pieces(Interpret *x, const Op *op)
 {
@@ -241,7 +241,7 @@ static void run_rope(Interpret *x, const Op *op)
             }
 }
 
-/* ---- attention ------------------------------------------------------------------------------ */
+/* ---- attention -------------------------------------------------------- */
 
 /* Row of head h of tensor t. */
 static double *head(const Interpret *x, TensorId t, int64_t row, int64_t h, int64_t D)
@@ -323,7 +323,7 @@ static void run_attention(Interpret *x, const Op *op)
     each_pair(x, op, add_value);
 }
 
-/* ---- loss --------------------------------------------------------------------------------------- */
+/* ---- loss ------------------------------------------------------------- */
 
 static void run_loss(Interpret *x, const Op *op)
 {
@@ -345,7 +345,7 @@ static void run_loss(Interpret *x, const Op *op)
     }
 }
 
-/* ---- all operators -------------------------------------------------------------------------------- */
+/* ---- all operators ---------------------------------------------------- */
 
 static void run_op(Interpret *x, const Op *op)
 {

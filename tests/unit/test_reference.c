@@ -59,7 +59,8 @@ static const struct { const char *name, *text; } models[] = {
       "q = linear(x, 12); k = linear(x, 6); v = linear(x, 6)\n"
       "a = attention(q, k, v, heads=4, kv_heads=2)\n"
       "q, k, v = split(linear(a, 36), 3)\n"
-      "b = attention(q, k, v, heads=3, causal=no, scale=0.7) + attention(q, k, v, heads=2, window=3)\n"
+      "b = attention(q, k, v, heads=3, causal=no, scale=0.7)\n"
+      "b = b + attention(q, k, v, heads=2, window=3)\n"
       "c = attention(q, q, v, heads=6, kv_heads=6, window=2, softcap=0.8)\n"
       "d = attention(b, linear(b, 3), linear(c, 3), heads=4, kv_heads=1, causal=no, softcap=2)\n"
       "loss = cross_entropy(linear(a + b + c + d, 11), targets)" },
@@ -110,7 +111,7 @@ static const char *text_of(const char *name)
     bug("no model %s", name);
 }
 
-/* ---- one model with random weights and data ------------------------------------------ */
+/* ---- one model with random weights and data --------------------------- */
 
 typedef struct {
     Plan *p;
@@ -155,7 +156,7 @@ static Case case_of(const char *text, bool fuse)
     return c;
 }
 
-/* ---- gradients ------------------------------------------------------------------------ */
+/* ---- gradients -------------------------------------------------------- */
 
 /* (f(p + h) - f(p - h)) / 2h, from h and h/2 (Richardson): the error is of order h^4. */
 static double slope(Case *c, double *p)
@@ -227,3 +228,225 @@ Test(reference, dropout) { check_model("dropout"); }
 Test(reference, ignore) { check_model("ignore"); }
 Test(reference, far) { check_model("far"); }
 Test(reference, blocks) { check_model("blocks"); }
+
+/* ---- what differences cannot see -------------------------------------- */
+
+static double grad_sum(Case *c, const char *name)
+{
+    double sum = 0;
+    ref_step(c->r, &c->in, c->params, c->grads);
+    for (int k = 0; k < c->g->nparams; k++)
+        for (int64_t i = 0; i < c->g->params[k].width && !strcmp(c->g->params[k].name, name); i++)
+            sum += fabs(c->grads[k][i]);
+    return sum;
+}
+
+/* Both operands are equal; `first` must get all of the gradient. */
+static void check_tie(const char *choice)
+{
+    const char *frame = "fn scaled(x; w=1) = x * w\n"
+        "---\n"
+        "x = embed(tokens, 11, 4, init=normal(1))\n"
+        "a = scaled(x, name=\"first\"); b = scaled(x, name=\"second\")\n"
+        "y = %s\n"
+        "loss = cross_entropy(linear(y * x, 11), targets)";
+    Case c = case_of(str_fmt(frame, choice), false);
+    for (int k = 0; k < c.g->nparams; k++)
+        for (int64_t i = 0; i < 4 && c.g->params[k].vector && c.g->params[k].width == 4; i++)
+            c.params[k][i] = 1;
+    cr_expect(grad_sum(&c, "first.w") > 1e-3, "%s: the first has no gradient", choice);
+    cr_expect_eq(grad_sum(&c, "second.w"), 0, "%s: the second has a gradient", choice);
+    check_operators(&c, choice);
+    ref_free(c.r);
+}
+
+Test(reference, ties_go_to_the_first)
+{
+    check_tie("maximum(a, b)");
+    check_tie("minimum(a, b)");
+}
+
+/* rowmax of [a, b] with b = a: the gradient of w reaches a through its place alone. */
+Test(reference, a_tied_rowmax_goes_to_the_first)
+{
+    const char *frame = "fn scaled(x; w=1) = x * w\n"
+        "fn top(x) = rowmax(x)\n"
+        "---\n"
+        "x = embed(tokens, 11, 4, init=normal(1))\n"
+        "a = scaled(x, name=\"first\"); b = scaled(x, name=\"second\")\n"
+        "loss = cross_entropy(linear(top(concat(a, b)) * x, 11), targets)";
+    Case c = case_of(frame, false);
+    for (int k = 0; k < c.g->nparams; k++)
+        for (int64_t i = 0; i < 4 && c.g->params[k].vector && c.g->params[k].width == 4; i++)
+            c.params[k][i] = 1;
+    cr_expect(grad_sum(&c, "first.w") > 1e-3);
+    cr_expect_eq(grad_sum(&c, "second.w"), 0);
+    check_operators(&c, "rowmax");
+    ref_free(c.r);
+}
+
+Test(reference, no_target_counts)
+{
+    Case c = case_of(text_of("linear"), false);
+    int32_t *none = NEWN(int32_t, B * S);
+    for (int i = 0; i < B * S; i++)
+        none[i] = -1;
+    c.in.targets = none;
+    cr_expect_eq(ref_step(c.r, &c.in, c.params, c.grads), 0);
+    for (int k = 0; k < c.g->nparams; k++)
+        for (int64_t i = 0; i < c.g->params[k].rows * c.g->params[k].width; i++)
+            cr_assert_eq(c.grads[k][i], 0);
+    ref_free(c.r);
+}
+
+Test(reference, no_dropout_without_training)
+{
+    Case c = case_of(text_of("dropout"), false);
+    double with = ref_step(c.r, &c.in, c.params, NULL);
+    c.in.training = false;
+    double without = ref_step(c.r, &c.in, c.params, NULL);
+    c.in.step++;
+    cr_expect_neq(with, without);
+    cr_expect_eq(without, ref_step(c.r, &c.in, c.params, NULL));
+    ref_free(c.r);
+}
+
+/* Position 1 turns the pair (1, 0) by one radian: frequency 0 is 1 for every theta. */
+Test(reference, rope_turns_by_the_position)
+{
+    Case c = case_of("x = rope(embed(tokens, 11, 4), heads=1)\n"
+                     "y = rope(embed(tokens, 11, 4), heads=1, style=interleaved)\n"
+                     "loss = cross_entropy(linear(x + y, 11), targets)", false);
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < 44; i++)
+            c.params[k][i] = i % 4 == 0;
+    ref_step(c.r, &c.in, c.params, NULL);
+    for (int i = 0; i < c.p->nforward; i++) {
+        const Op *op = &c.p->ops.at[i];
+        if (op->kind != OP_ROPE)
+            continue;
+        const double *y = ref_value(c.r, op->out[0]) + 4;       // the second token
+        cr_expect_float_eq(y[0], cos(1), 1e-15);
+        cr_expect_float_eq(y[op->interleaved ? 1 : 2], sin(1), 1e-15);
+        cr_expect_eq(y[op->interleaved ? 2 : 1], 0);
+    }
+    ref_free(c.r);
+}
+
+/* ---- random numbers --------------------------------------------------- */
+
+/* Known answers of the authors' library (Random123, kat_vectors). */
+Test(random, philox_known_answers)
+{
+    static const uint32_t in[3][6] = {
+        { 0, 0, 0, 0, 0, 0 },
+        { ~0u, ~0u, ~0u, ~0u, ~0u, ~0u },
+        { 0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0 },
+    };
+    static const uint32_t want[3][4] = {
+        { 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8 },
+        { 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd },
+        { 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1 },
+    };
+    for (int i = 0; i < 3; i++) {
+        uint32_t got[4];
+        rt_philox(in[i], in[i] + 4, got);
+        cr_assert_arr_eq(got, want[i], sizeof got);
+    }
+}
+
+Test(random, initial_values)
+{
+    enum { N = 20001 };
+    static double v[N];
+    uint64_t hash = rt_name_hash("h.0.ln.weight");
+    double sum = 0, square = 0, most = 0;
+    rt_init_range(RT_INIT_NORMAL, 0.02, 1, hash, 0, N, v);
+    for (int i = 0; i < N; i++) {
+        sum += v[i] / N;
+        square += v[i] * v[i] / N;
+        cr_assert_eq(v[i], rt_init_value(RT_INIT_NORMAL, 0.02, 1, hash, (uint64_t)i));
+    }
+    cr_expect_float_eq(sum, 0, 0.0005);
+    cr_expect_float_eq(sqrt(square), 0.02, 0.0005);
+    rt_init_range(RT_INIT_UNIFORM, 3, 1, hash, 7, N, v);
+    for (int i = 0; i < N; i++)
+        most = fmax(most, fabs(v[i]));
+    cr_expect(most <= 3 && most > 2.99);
+    cr_expect_eq(v[0], rt_init_value(RT_INIT_UNIFORM, 3, 1, hash, 7));
+    cr_expect_eq(rt_init_value(RT_INIT_CONSTANT, 5, 1, hash, 7), 5);
+    cr_expect_eq(rt_name_hash(""), 0xcbf29ce484222325u);
+    cr_expect_eq(rt_name_hash("a"), 0xaf63dc4c8601ec8cu);
+}
+
+Test(random, choices_have_their_probability)
+{
+    int masked = 0, dropped = 0;
+    for (uint64_t t = 0; t < 20000; t++) {
+        masked += rt_masked(1, 2, t, 0.15);
+        dropped += rt_dropout_word(1, 2, 3, t, 4) < rt_dropout_limit(0.25);
+    }
+    cr_expect(abs(masked - 3000) < 250, "%d", masked);
+    cr_expect(abs(dropped - 5000) < 250, "%d", dropped);
+    cr_expect(!rt_masked(1, 2, 3, 0) && rt_masked(1, 2, 3, 1));
+    cr_expect_eq(rt_dropout_limit(0), 0u);
+    cr_expect_neq(rt_shuffle_value(1, 0, 5), rt_shuffle_value(1, 1, 5));
+}
+
+/* ---- the optimizer ---------------------------------------------------- */
+
+/* One weight of a matrix and one of a vector, both 1, with gradients 3 and 4. */
+static double update_once(const RefOptimizer *o, int64_t step, double *p, double *m, double *v)
+{
+    RefParam params[2] = { { .name = "a", .rows = 1, .width = 1, .decay = true },
+                           { .name = "b", .rows = 1, .width = 1, .vector = true } };
+    RefGraph g = { .nparams = 2, .params = params };
+    double grads[2] = { 3, 4 };
+    double *pp[2] = { p, p + 1 }, *pg[2] = { grads, grads + 1 };
+    double *pm[2] = { m, m + 1 }, *pv[2] = { v, v + 1 };
+    return ref_update(o, &g, step, pp, pg, pm, pv);
+}
+
+Test(optimizer, adamw_by_hand)
+{
+    RefOptimizer o = { .kind = REF_ADAMW, .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 0.5,
+                       .weight_decay = 0.2 };
+    double p[2] = { 1, 1 }, m[2] = { 0 }, v[2] = { 0 };
+    double norm = update_once(&o, 0, p, m, v);
+    cr_expect_float_eq(norm, 5, 1e-15);
+    // bias correction makes the first moments the gradients themselves: 3/(3 + 0.5), 4/4.5
+    cr_expect_float_eq(p[0], 1 - 0.1 * (3 / 3.5 + 0.2), 1e-15);
+    cr_expect_float_eq(p[1], 1 - 0.1 * (4 / 4.5), 1e-15);
+    double before = p[0];
+    update_once(&o, 1, p, m, v);
+    cr_expect_float_eq(p[0], before - 0.1 * (3 / 3.5 + 0.2 * before), 1e-14);
+}
+
+Test(optimizer, sgd_and_clipping_by_hand)
+{
+    RefOptimizer o = { .kind = REF_SGD, .lr = 0.1, .momentum = 0.5, .clip = 1 };
+    double p[2] = { 1, 1 }, m[2] = { 0 }, v[2] = { 0 }, scale = 1 / (5 + 1e-6);
+    double norm = update_once(&o, 0, p, m, v);
+    cr_expect_float_eq(norm, 5, 1e-15);
+    cr_expect_float_eq(p[0], 1 - 0.1 * 3 * scale, 1e-15);
+    update_once(&o, 1, p, m, v);
+    cr_expect_float_eq(p[0], 1 - 0.1 * 3 * scale * 2.5, 1e-15);
+}
+
+Test(optimizer, schedules_by_hand)
+{
+    RefOptimizer o = { .lr = 1, .warmup = 4, .steps = 12, .lr_min = 0.2, .decay = 5 };
+    cr_expect_eq(ref_lr(&o, 0), 1);
+    o.schedule = REF_COSINE;
+    cr_expect_float_eq(ref_lr(&o, 0), 0.2, 1e-15);
+    cr_expect_float_eq(ref_lr(&o, 3), 0.8, 1e-15);
+    cr_expect_float_eq(ref_lr(&o, 4), 1, 1e-15);
+    cr_expect_float_eq(ref_lr(&o, 8), 0.6, 1e-15);      // half way
+    cr_expect_float_eq(ref_lr(&o, 12), 0.2, 1e-15);
+    o.schedule = REF_LINEAR_LR;
+    cr_expect_float_eq(ref_lr(&o, 6), 0.8, 1e-15);
+    cr_expect_float_eq(ref_lr(&o, 20), 0.2, 1e-15);
+    o.schedule = REF_WSD;
+    cr_expect_float_eq(ref_lr(&o, 7), 1, 1e-15);
+    cr_expect_float_eq(ref_lr(&o, 8), 0.84, 1e-15);     // one of five steps down
+}

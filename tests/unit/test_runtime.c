@@ -69,7 +69,8 @@ static const char *data_file(void)
     static char bytes[400];
     for (int i = 0; i < 400; i++)
         bytes[i] = (char)((i * i + i / 7) % 23);
-    const char *path = in_folder("data.txt");
+    static char path[160];
+    snprintf(path, sizeof path, "%s", in_folder("data.txt"));
     write_file(path, bytes, sizeof bytes);
     return path;
 }
@@ -279,24 +280,10 @@ static void tiny(Tiny *t, int x, int workers, int64_t block)
 }
 
 static int32_t nine_tokens[64];
-static int rank_of_fill;
-static atomic_int filled;
-
-/* Kernel: numbers the ranks as they come, fills [count] floats of arg 0. */
-static void fill(const RtCall *c, int64_t lo, int64_t hi)
-{
-    if (c->worker)
-        return;
-    float *p = c->arg[0];
-    (void)hi;
-    for (int64_t i = lo; i < 8 * 1000; i++)
-        p[i] = (float)((uintptr_t)p % 1 + (size_t)i % 13);
-}
-
+static atomic_int filled, checked;
 static int check_p, check_n, check_kind;
-static atomic_int checked;
 
-/* Every rank's number is 1 + (bits of its filled pattern): see `number`. */
+/* Ranks are numbered as they come; rank k fills its source with 2^k * (1 + i % 5). */
 static void number(const RtCall *c, int64_t lo, int64_t hi)
 {
     (void)lo, (void)hi;
@@ -404,7 +391,6 @@ static void plain(Plain *p, const RtHeader *h, const RtProgram *program)
 }
 
 enum { A2A_W = 24 };
-static int a2a_rep;
 
 /* A: element (global row g, column c) holds g*100 + c. Checks layout `axes`. */
 static void a2a_expect(const RtRank *r, const float *m, int axes, const RtCols *cols, bool write)
@@ -437,7 +423,6 @@ static void a2a_mesh(int x, int y, int z, int rep)
     plain(&p, &h, &prog);
     rt_groups_make(&p.rt);
     int n = p.rt.nranks;
-    RtWorker w = { .index = 0 };
     float **a = calloc((size_t)n, sizeof *a), **b = calloc((size_t)n, sizeof *b);
     for (int i = 0; i < n; i++) {
         cr_assert_eq(rt_tables_make(&p.rank[i]), 0, "%s", p.rt.fault);
@@ -475,7 +460,6 @@ static void a2a_mesh(int x, int y, int z, int rep)
         free(a[i]);
         free(b[i]);
     }
-    (void)w;
     free(a);
     free(b);
     rt_groups_free(&p.rt);
@@ -544,5 +528,621 @@ Test(runtime, a2a_heads_and_tokens)
                                             .fixed_ntokens = 64 }), 0, "%s", said);
         cr_assert_eq(atomic_load(&checked), p);
     }
-    (void)fill, (void)rank_of_fill, (void)a2a_rep;
+}
+
+/* ---- rows and columns --------------------------------------------------------- */
+
+static RtRows rows_of(Plain *p, int rank, int axes, int64_t chunk, int64_t chunk_i)
+{
+    RtRowMap map = { axes, 0, chunk, chunk_i, 0 };
+    RtRows rows;
+    rt_rows_make(&p->rank[rank], &map, &rows);
+    return rows;
+}
+
+static void rows_free(RtRows *r)
+{
+    free(r->seq);
+    free(r->pos);
+    free(r->token);
+    free(r->runs);
+}
+
+/* All ranks together hold every row once; runs describe the rows. */
+static void rows_cover(Plain *p, int axes, int copies)
+{
+    int64_t T = p->head.T;
+    int *seen = calloc((size_t)T, sizeof *seen);
+    for (int i = 0; i < p->rt.nranks; i++) {
+        RtRows r = rows_of(p, i, axes, 0, 0);
+        int64_t in_runs = 0;
+        for (int64_t k = 0; k < r.count; k++)
+            seen[r.seq[k] * p->head.sequence + r.pos[k]]++;
+        for (int64_t k = 0; k < r.nruns; k++) {
+            const RtRun *run = &r.runs[k];
+            in_runs += run->n;
+            for (int j = 0; j < run->n; j++)
+                cr_assert(r.seq[run->row + j] == run->seq && r.pos[run->row + j] == run->pos + j);
+            cr_assert(k == 0 || run->seq > run[-1].seq
+                      || (run->seq == run[-1].seq && run->pos >= run[-1].pos + run[-1].n));
+        }
+        cr_assert_eq(in_runs, r.count);
+        rows_free(&r);
+    }
+    for (int64_t g = 0; g < T; g++)
+        cr_assert_eq(seen[g], copies);
+    free(seen);
+}
+
+Test(runtime, row_orders)
+{
+    for (int balanced = 0; balanced < 2; balanced++) {
+        RtHeader h = { .data = 1, .x = 2, .y = 3, .z = 2, .T = 3 * 24, .sequence = 24,
+                       .microbatches = 1, .balanced = balanced };
+        Plain p;
+        plain(&p, &h, NULL);
+        rows_cover(&p, 0, 12);
+        rows_cover(&p, RT_X, 6);
+        rows_cover(&p, RT_X | RT_YK | RT_YR, 2);
+        rows_cover(&p, RT_X | RT_Z, 3);
+        free(p.rank);
+    }
+}
+
+Test(runtime, balanced_rows_by_hand)
+{
+    RtHeader h = { .data = 2, .x = 2, .y = 1, .z = 1, .T = 16, .sequence = 8, .microbatches = 3,
+                   .balanced = 1 };
+    Plain p;
+    plain(&p, &h, NULL);
+    RtRows r = rows_of(&p, 2, RT_X, 0, 0);      // replica 1, x = 0: chunks 0 and 3 of 2
+    static const int seq[] = { 0, 0, 0, 0, 1, 1, 1, 1 }, pos[] = { 0, 1, 6, 7, 0, 1, 6, 7 };
+    cr_assert_eq(r.count, 8);
+    cr_assert_eq(r.nruns, 4);
+    for (int i = 0; i < 8; i++) {
+        cr_assert(r.seq[i] == seq[i] && r.pos[i] == pos[i]);
+        cr_assert_eq(r.token[i], (6 + seq[i]) * 8 + pos[i]);
+    }
+    rows_free(&r);
+    r = rows_of(&p, 1, RT_X, 0, 0);
+    cr_assert(r.pos[0] == 2 && r.pos[3] == 5 && r.nruns == 2);
+    rows_free(&r);
+    free(p.rank);
+}
+
+Test(runtime, chunks_of_rows)
+{
+    RtHeader h = { .data = 1, .x = 2, .y = 1, .z = 2, .T = 48, .sequence = 48,
+                   .microbatches = 1 };
+    Plain p;
+    plain(&p, &h, NULL);
+    RtRows r = rows_of(&p, 3, RT_X | RT_Z, 8, 1);   // x 1, z 1
+    cr_assert(r.count == 4 && r.pos[0] == 24 + 8 + 4);
+    rows_free(&r);
+    r = rows_of(&p, 3, RT_X, 8, 2);
+    cr_assert(r.count == 8 && r.pos[0] == 24 + 16);
+    rows_free(&r);
+    r = rows_of(&p, 0, RT_X | RT_Z, 10, 2);         // the last chunk is shorter
+    cr_assert(r.count == 2 && r.pos[0] == 20);
+    rows_free(&r);
+    free(p.rank);
+}
+
+Test(runtime, columns)
+{
+    RtHeader h = { .data = 1, .x = 1, .y = 4, .z = 3 };
+    RtSegment seg[] = { { 0, 12, 1, 0 }, { 12, 6, 2, 0 }, { 100, 9, 1, 0 } };
+    RtColumns by_y = { 0, 2, RT_YK, 0 }, by_z = { 2, 1, RT_Z, 0 }, whole = { 1, 1, 0, 0 };
+    RtProgram prog = { .head = &h, .segments = seg, .text = "" };
+    Plain p;
+    RtCols c;
+    plain(&p, &h, &prog);
+    const RtRank *r = &p.rank[3 * 3 + 2];           // y 3, z 2
+    cr_assert_eq(rt_cols_make(r, &by_y, &c), 0);
+    static const int want[] = { 9, 10, 11, 15, 16, 17 };
+    cr_assert_eq(c.n, 6);
+    for (int i = 0; i < 6; i++)
+        cr_assert_eq(c.global[i], want[i]);
+    free(c.global);
+    cr_assert_eq(rt_cols_make(r, &by_z, &c), 0);
+    cr_assert(c.n == 3 && c.global[0] == 106);
+    free(c.global);
+    cr_assert_eq(rt_cols_make(r, &whole, &c), 0);
+    cr_assert(c.n == 6 && c.global[0] == 12 && c.global[5] == 17);
+    free(c.global);
+    seg[2].width = 10;
+    cr_assert_eq(rt_cols_make(r, &by_z, &c), RT_BUG);
+    free(p.rank);
+}
+
+/* ---- schedules --------------------------------------------------------------------- */
+
+Test(runtime, schedules)
+{
+    RtHeader h = { .train = { .lr = 1, .lr_min = 0.1, .warmup = 4, .steps = 14,
+                              .decay_steps = 5 } };
+    near(rt_learning_rate(&h, 9), 1, 1e-15, "constant");
+    for (h.train.schedule = 1; h.train.schedule < 4; h.train.schedule++) {
+        near(rt_learning_rate(&h, 0), 0.2, 1e-15, "warm-up");
+        near(rt_learning_rate(&h, 3), 0.8, 1e-15, "warm-up");
+        near(rt_learning_rate(&h, 4), 1, 1e-15, "top");
+        near(rt_learning_rate(&h, 14), 0.1, 1e-15, "end");
+        near(rt_learning_rate(&h, 1000), 0.1, 1e-15, "after the end");
+    }
+    h.train.schedule = 1;
+    near(rt_learning_rate(&h, 9), 0.55, 1e-15, "cosine");
+    near(rt_learning_rate(&h, 5), 0.1 + 0.45 * (1 + cos(M_PI / 10)), 1e-15, "cosine");
+    h.train.schedule = 2;
+    near(rt_learning_rate(&h, 5), 0.91, 1e-15, "linear");
+    h.train.schedule = 3;
+    near(rt_learning_rate(&h, 9), 1, 1e-15, "wsd");
+    near(rt_learning_rate(&h, 10), 0.82, 1e-15, "wsd");
+}
+
+/* ---- data ------------------------------------------------------------------------------ */
+
+static void open_data(Plain *p, const char *path, const char *format, const char *order)
+{
+    p->rt.data_path = (char *)(uintptr_t)path;
+    p->rt.format = (char *)(uintptr_t)format;
+    p->rt.order = (char *)(uintptr_t)order;
+    static RtOptions none;
+    p->rt.options = &none;
+    atomic_store(&p->rt.status, 0);
+}
+
+static RtHeader data_head(void)
+{
+    return (RtHeader){ .data = 2, .x = 1, .y = 1, .z = 1, .T = 8, .sequence = 4, .batch = 4,
+                       .microbatches = 1, .vocab = 70000, .token_limit = 70000, .ignore = -1,
+                       .nrowmaps = 1 };
+}
+
+static void expect_fault(Plain *p, const char *part)
+{
+    cr_assert_not_null(strstr(p->rt.fault, part), "found: %s", p->rt.fault);
+    rt_data_close(&p->rt);
+}
+
+Test(runtime, data_formats)
+{
+    RtHeader h = data_head();
+    RtProgram prog = { .head = &h, .text = "" };
+    Plain p;
+    plain(&p, &h, &prog);
+    uint16_t u16[512 + 20] = { 0 };
+    uint32_t u32[20];
+    for (int i = 0; i < 20; i++)
+        u32[i] = (uint32_t)(i * 3000);
+    for (int i = 0; i < 20; i++)
+        u16[512 + i] = (uint16_t)(i * 3000);
+    uint32_t head[] = { 20240520, 1, 20 };
+    memcpy(u16, head, sizeof head);
+    write_file(in_folder("b.u16"), u16 + 512, 40);
+    write_file(in_folder("a.bin"), u16, sizeof u16);
+    write_file(in_folder("c.u32"), u32, sizeof u32);
+    write_file(in_folder("x.bin"), u32, sizeof u32);
+    struct { const char *file, *format; } good[] = {
+        { "a.bin", "auto" }, { "a.bin", "llmc" }, { "b.u16", "u16" }, { "c.u32", "u32" },
+    };
+    for (int i = 0; i < 4; i++) {
+        open_data(&p, in_folder(good[i].file), good[i].format, "");
+        cr_assert_eq(rt_data_open(&p.rt), 0, "%s", p.rt.fault);
+        cr_assert_eq(rt_data_tokens(p.rt.data), 20);
+        cr_assert_eq(rt_data_token(p.rt.data, 19), 57000);
+        rt_data_close(&p.rt);
+    }
+    open_data(&p, in_folder("c.u32"), "", "");          // auto: bytes
+    cr_assert_eq(rt_data_open(&p.rt), 0);
+    cr_assert_eq(rt_data_tokens(p.rt.data), 80);
+    rt_data_close(&p.rt);
+    struct { const char *file, *format, *says; } bad[] = {
+        { "x.bin", "auto", "x.bin: error: a .bin file without an llmc header" },
+        { "b.u16", "llmc", "no llmc header" },
+        { "nothing", "auto", "nothing: error: could not read the data: No such file" },
+        { "*.none", "auto", "no file matches" }, { "", "auto", "no regular file" },
+        { "b.u16", "u8", "unknown format `u8`" },
+    };
+    for (int i = 0; i < 6; i++) {
+        open_data(&p, in_folder(bad[i].file), bad[i].format, "");
+        cr_assert_eq(rt_data_open(&p.rt), RT_USER, "%d", i);
+        expect_fault(&p, bad[i].says);
+    }
+    write_file(in_folder("odd.u16"), u16, 41);
+    open_data(&p, in_folder("odd.u16"), "u16", "");
+    cr_assert_eq(rt_data_open(&p.rt), RT_USER);
+    expect_fault(&p, "41 bytes are no whole number of u16 tokens");
+    u16[4] = 21;                                        // says 21, holds 20
+    write_file(in_folder("cut.bin"), u16, sizeof u16);
+    open_data(&p, in_folder("cut.bin"), "auto", "");
+    cr_assert_eq(rt_data_open(&p.rt), RT_USER);
+    expect_fault(&p, "the header says 21 tokens, the file holds 20");
+    write_file(in_folder("short"), "abcd", 4);
+    open_data(&p, in_folder("short"), "auto", "");
+    cr_assert_eq(rt_data_open(&p.rt), RT_USER);
+    expect_fault(&p, "4 tokens, a sequence of 4 and its targets need 5");
+    free(p.rank);
+}
+
+/* Tokens and targets of the rows of both replicas, by the formula of the language. */
+static void expect_step(Plain *p, int64_t step, int64_t nseq, const int64_t *order)
+{
+    RtRowMap map = { 0, 0, 0, 0, 8 };
+    for (int d = 0; d < 2; d++) {
+        RtRank *r = &p->rank[d];
+        RtRows rows;
+        rt_rows_make(r, &map, &rows);
+        rows.tokens = calloc(8, sizeof *rows.tokens);
+        rows.targets = calloc(8, sizeof *rows.targets);
+        r->rows = &rows;
+        r->sequence = calloc(2, sizeof *r->sequence);
+        r->now = (RtNow){ .step = step };
+        cr_assert_eq(rt_data_step(r, step), 0);
+        cr_assert_eq(rt_data_fill(r), 0, "%s", p->rt.fault);
+        for (int i = 0; i < 8; i++) {
+            int64_t seq = (step * 4 + d * 2 + i / 4) % nseq;
+            int64_t at = (order ? order[seq] : seq) * 4 + i % 4;
+            cr_assert_eq(rows.tokens[i], at % 251);
+            cr_assert_eq(rows.targets[i], (at + 1) % 251);
+        }
+        cr_assert_eq(rt_data_count(r), 8);
+        free(rows.tokens);
+        free(rows.targets);
+        free(r->sequence);
+        rows_free(&rows);
+    }
+}
+
+Test(runtime, data_order_over_files)
+{
+    RtHeader h = data_head();
+    RtProgram prog = { .head = &h, .text = "" };
+    Plain p;
+    plain(&p, &h, &prog);
+    unsigned char all[91];
+    for (int i = 0; i < 91; i++)
+        all[i] = (unsigned char)(i % 251);
+    write_file(in_folder("t1.txt"), all, 7);            // joined in name order
+    write_file(in_folder("t2.txt"), all + 7, 0);
+    write_file(in_folder("t3.txt"), all + 7, 50);
+    write_file(in_folder("t4.txt"), all + 57, 34);
+    open_data(&p, in_folder("t*.txt"), "auto", "sequential");
+    cr_assert_eq(rt_data_open(&p.rt), 0, "%s", p.rt.fault);
+    for (int64_t step = 0; step < 14; step++)
+        expect_step(&p, step, 22, NULL);
+    rt_data_close(&p.rt);
+
+    open_data(&p, in_folder("t*.txt"), "auto", "shuffle");
+    cr_assert_eq(rt_data_open(&p.rt), 0);
+    int64_t order[22];
+    for (int i = 0; i < 22; i++)
+        order[i] = i;
+    for (int i = 0; i < 22; i++)                        // plain selection sort
+        for (int k = i + 1; k < 22; k++)
+            if (rt_shuffle_value(0, 0, (uint64_t)order[k])
+                < rt_shuffle_value(0, 0, (uint64_t)order[i])) {
+                int64_t t = order[i];
+                order[i] = order[k];
+                order[k] = t;
+            }
+    for (int64_t step = 0; step < 5; step++)
+        expect_step(&p, step, 22, order);
+    rt_data_close(&p.rt);
+
+    p.head.token_limit = 80;
+    open_data(&p, in_folder("t*.txt"), "auto", "");
+    cr_assert_eq(rt_data_open(&p.rt), 0);
+    RtRowMap map = { 0, 0, 0, 0, 8 };
+    RtRows rows;
+    rt_rows_make(&p.rank[0], &map, &rows);
+    rows.tokens = calloc(8, sizeof *rows.tokens);
+    p.rank[0].rows = &rows;
+    p.rank[0].sequence = calloc(2, sizeof(int64_t));
+    rt_data_step(&p.rank[0], 5);                        // sequences 20, 21
+    cr_assert_eq(rt_data_fill(&p.rank[0]), RT_USER);
+    expect_fault(&p, "t4.txt: error: token 80 at byte 23 (token 23 of the file) is not below 80 "
+                     "[token-range]");
+    free(rows.tokens);
+    free(p.rank[0].sequence);
+    rows_free(&rows);
+    free(p.rank);
+}
+
+/* ---- weights in files -------------------------------------------------------------------- */
+
+static char *saved(Make m, RtOptions o, size_t *n)
+{
+    const char *path = in_folder("saved.safetensors");
+    RtProgram *p = handmade(&m);
+    unlink(path);
+    o.save = path;
+    cr_assert_eq(run(p, o), 0, "%s", said);
+    handmade_free(p);
+    return read_file(path, n);
+}
+
+Test(runtime, files_are_the_same_in_every_layout)
+{
+    static const int mesh[][7] = { { 1, 1, 1, 1, 1, 1, 0 }, { 1, 2, 3, 1, 1, 1, 0 },
+                                   { 2, 2, 2, 2, 1, 1, 1 }, { 1, 3, 1, 2, 2, 1, 0 },
+                                   { 4, 1, 5, 1, 1, 1, 1 } };
+    for (int out_in = 0; out_in < 2; out_in++)
+        for (int is_double = 0; is_double < 2; is_double++) {
+            char *first = NULL;
+            size_t first_n = 0, n;
+            for (int i = 0; i < 5; i++) {
+                Make m = usual(data_file());
+                const int *q = mesh[i];
+                m.data = q[0], m.x = q[1], m.y = q[2], m.z = q[3], m.workers = q[4];
+                m.zero = q[6];
+                m.out_in = out_in;
+                m.is_double = is_double;
+                char *file = saved(m, (RtOptions){ .steps = 0 }, &n);
+                if (!first) {
+                    first = file;
+                    first_n = n;
+                    cr_assert_not_null(strstr(file + 8, out_in
+                        ? "\"head.weight\":{\"dtype\":" : "\"wte.weight\":{\"dtype\":"));
+                    cr_assert_not_null(strstr(file + 8, out_in ? "[23,6]" : "[6,23]"));
+                    cr_assert_eq(n, 8 + *(uint64_t *)(void *)file
+                                 + (size_t)(2 * 23 * 6 + 12) * (is_double ? 8 : 4));
+                    continue;
+                }
+                cr_assert(n == first_n && memcmp(file, first, n) == 0, "mesh %d", i);
+                free(file);
+                /* loading in this layout and saving gives the bytes back */
+                write_file(in_folder("in"), first, first_n);
+                file = saved(m, (RtOptions){ .steps = 0, .load = in_folder("in") }, &n);
+                cr_assert(n == first_n && memcmp(file, first, n) == 0, "mesh %d, loaded", i);
+                free(file);
+            }
+            free(first);
+        }
+}
+
+/* A file of one's own: u64 length, header, data. */
+static const char *own_file(const char *header, size_t data, const void *bytes)
+{
+    static char text[8192];
+    uint64_t n = strlen(header);
+    memset(text, 0, sizeof text);
+    memcpy(text, &n, 8);
+    memcpy(text + 8, header, n);
+    if (bytes)
+        memcpy(text + 8 + n, bytes, data);
+    const char *path = in_folder("own.safetensors");
+    write_file(path, text, 8 + n + data);
+    return path;
+}
+
+#define WTE "\"wte.weight\":{\"dtype\":\"F32\",\"shape\":[23,6],\"data_offsets\":[0,552]}"
+#define HEAD "\"head.weight\":{\"dtype\":\"BF16\",\"shape\":[6,23],\"data_offsets\":[552,828]}"
+#define VEC "\"v.weight\":{\"dtype\":\"F16\",\"shape\":[12],\"data_offsets\":[828,852]}"
+
+Test(runtime, other_dtypes_are_read)
+{
+    static char bytes[852];
+    float one = 1.5f;
+    uint16_t bf = 0x4020, half = 0xc100;                // 2.5, -2.5
+    for (int i = 0; i < 138; i++)
+        memcpy(bytes + i * 4, &one, 4);
+    for (int i = 0; i < 138; i++)
+        memcpy(bytes + 552 + i * 2, &bf, 2);
+    for (int i = 0; i < 12; i++)
+        memcpy(bytes + 828 + i * 2, &half, 2);
+    const char *path = own_file("{\"__metadata__\":{\"a\":\"\\u00e9\"}," WTE "," HEAD "," VEC
+                                ", \"more\":{\"dtype\":\"I8\",\"shape\":[0],"
+                                "\"data_offsets\":[852,852]} }  ", 852, bytes);
+    Make m = usual(data_file());
+    m.x = 2, m.y = 2;
+    size_t n;
+    char *file = saved(m, (RtOptions){ .steps = 0, .load = path }, &n);
+    cr_assert_not_null(strstr(said, "1 tensor has no use here: more"));
+    const double *v = (const double *)(void *)(file + n) - (2 * 138 + 12);
+    cr_assert(v[0] == 1.5 && v[137] == 1.5 && v[138] == 2.5 && v[275] == 2.5 && v[276] == -2.5
+              && v[287] == -2.5);
+    free(file);
+}
+
+Test(runtime, broken_files_are_named)
+{
+    struct { const char *header; size_t data; const char *says; } bad[] = {
+        { "{" WTE "," HEAD "}", 852, "tensor v.weight [12] is missing" },
+        { "{" WTE "," HEAD "," VEC "}", 851, "the file is cut off: tensor v.weight ends at" },
+        { "{" WTE "," HEAD "," VEC, 852, "expected `,` or `}`" },
+        { "{" WTE "," WTE "," VEC "}", 852, "wte.weight stands there twice" },
+        { "{\"v.weight\":{\"dtype\":\"F32\",\"shape\":[3,4],\"data_offsets\":[0,48]}," WTE ","
+          HEAD "}", 852, "tensor v.weight is [3, 4], expected [12]" },
+        { "{\"v.weight\":{\"dtype\":\"F8\",\"shape\":[12],\"data_offsets\":[0,12]}," WTE ","
+          HEAD "}", 852, "dtype F8" },
+        { "{\"v.weight\":{\"dtype\":\"F32\",\"shape\":[12],\"data_offsets\":[0,12]}}", 852,
+          "its shape needs 48 bytes" },
+        { "[]", 0, "expected `{`" },
+        { "{\"v\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,12]}}", 0,
+          "expected a whole number" },
+        { "{\"v\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 8, "expected dtype, shape and" },
+        { "{\"v", 0, "expected the end of this string" },
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        Make m = usual(data_file());
+        RtProgram *p = handmade(&m);
+        const char *path = own_file(bad[i].header, bad[i].data, NULL);
+        cr_assert_eq(run(p, (RtOptions){ .steps = 0, .load = path }), RT_USER);
+        cr_assert_not_null(strstr(said, bad[i].says), "%zu: %s", i, said);
+        cr_assert_eq(strncmp(said, path, strlen(path)), 0, "%s", said);
+        cr_assert_eq(run(p, (RtOptions){ .steps = 0, .load = in_folder("none") }), RT_USER);
+        handmade_free(p);
+    }
+    Make m = usual(data_file());
+    RtProgram *p = handmade(&m);
+    write_file(in_folder("tiny"), "1234", 4);
+    cr_assert_eq(run(p, (RtOptions){ .steps = 0, .load = in_folder("tiny") }), RT_USER);
+    cr_assert_eq(run(p, (RtOptions){ .steps = 0, .save = "/no/such/folder/f" }), RT_WORLD);
+    cr_assert_not_null(strstr(said, "/no/such/folder/f: error: could not write the weights"));
+    cr_assert_eq(run(p, (RtOptions){ .steps = 1, .log = "/no/such/folder/f" }), RT_WORLD);
+    handmade_free(p);
+}
+
+/* ---- how runs end ----------------------------------------------------------------------------- */
+
+static void stall(const RtCall *c, int64_t lo, int64_t hi)
+{
+    (void)c, (void)lo, (void)hi;
+    if (atomic_fetch_add(&filled, 1) == 1)      // the second rank that comes
+        while (atomic_load(&checked) == 0)
+            usleep(1000);
+}
+
+static void *release_later(void *arg)
+{
+    usleep(1200 * 1000);
+    atomic_store(&checked, 1);
+    return arg;
+}
+
+Test(runtime, a_missing_member_ends_the_run)
+{
+    Tiny t;
+    RtKernelFn fns[] = { stall };
+    pthread_t thread;
+    tiny(&t, 5, 1, 4096);
+    t.p.kernels = fns;
+    t.head.nsteps = 2;
+    t.step[0].kind = RT_KERNEL;
+    t.step[0].kernel = 0;
+    t.step[0].items = 1;
+    t.step[1].kind = RT_ALL_REDUCE;
+    t.step[1].count = 10;
+    atomic_store(&filled, 0);
+    atomic_store(&checked, 0);
+    setenv("RT_TIMEOUT", "0.4", 1);
+    pthread_create(&thread, NULL, release_later, NULL);
+    cr_assert_eq(run(&t.p, (RtOptions){ .steps = 1, .fixed_tokens = nine_tokens,
+                                        .fixed_ntokens = 64 }), RT_WORLD);
+    pthread_join(thread, NULL);
+    cr_assert_not_null(strstr(said, " waited 0.4 s in all_reduce 'a tiny step' (tiny.tcube:3:4, "
+                                    "step 1) for rank "), "%s", said);
+    cr_assert_not_null(strstr(said, " is in kernel 'a tiny step'"), "%s", said);
+}
+
+Test(runtime, tokens_out_of_range_end_the_run)
+{
+    Make m = usual(data_file());
+    static int32_t tokens[200];
+    for (int i = 0; i < 200; i++)
+        tokens[i] = i == 150 ? 23 : i % 23;
+    m.x = 2, m.y = 2, m.z = 2;
+    RtProgram *p = handmade(&m);
+    cr_assert_eq(run(p, (RtOptions){ .steps = 9, .fixed_tokens = tokens,
+                                     .fixed_ntokens = 200 }), RT_USER);
+    cr_assert_not_null(strstr(said, "token 23 at byte 600"), "%s", said);
+    handmade_free(p);
+}
+
+Test(runtime, a_loss_that_is_not_finite_ends_the_run)
+{
+    Make m = usual(data_file());
+    m.data = 2;
+    RtProgram *p = handmade(&m);
+    static const char *const sets[] = { "train.lr=1e300", "train.clip=0" };
+    cr_assert_eq(run(p, (RtOptions){ .steps = 4, .sets = sets, .nsets = 2 }), RT_USER);
+    cr_assert_not_null(strstr(said, "is not finite"), "%s", said);
+    handmade_free(p);
+}
+
+static void interrupt(void *ctx, Rt *rt, int64_t step, double loss, double norm)
+{
+    (void)rt, (void)loss, (void)norm;
+    *(int64_t *)ctx = step;
+    if (step == 1)
+        raise(SIGTERM);
+}
+
+Test(runtime, a_signal_ends_the_run_after_its_step)
+{
+    Make m = usual(data_file());
+    m.data = 2, m.y = 2;
+    m.steps = 50;
+    RtProgram *p = handmade(&m);
+    int64_t last = -1;
+    const char *path = in_folder("stopped.safetensors");
+    cr_assert_eq(run(p, (RtOptions){ .steps = -1, .save = path, .after_step = interrupt,
+                                     .ctx = &last }), 0, "%s", said);
+    cr_assert_eq(last, 2);
+    cr_assert_not_null(strstr(said, "a signal ends the run after step 3"));
+    cr_assert_eq(access(path, R_OK), 0);
+    handmade_free(p);
+}
+
+/* ---- options, log -------------------------------------------------------------------------------- */
+
+Test(runtime, sets)
+{
+    Make m = usual(data_file());
+    RtProgram *p = handmade(&m);
+    struct { const char *set; int status; const char *says; } t[] = {
+        { "train.lr=1_0e-4", 0, "" }, { "train.optimizer=adamw(lr=6e-4, beta2=0.95)", 0, "" },
+        { "train.schedule=cosine(warmup=1, min=6e-5)", 0, "" }, { "train.steps=2", 0, "" },
+        { "train.seed=12", 0, "" }, { "train.order=shuffle", 0, "" },
+        { "train.lr=fast", RT_USAGE, "a number that is not negative" },
+        { "train.steps=2.5", RT_USAGE, "a whole number" },
+        { "train.batch=64", RT_USAGE, "`train.batch` is fixed when built; rebuild with" },
+        { "plan.cube=[1,1,1]", RT_USAGE, "fixed when built" },
+        { "train.optimizer=sgd(lr=1)", RT_USAGE, "the kind of optimizer is fixed when built" },
+        { "train.optimizer=adamw(momentum=1)", RT_USAGE, "`adamw` has no `momentum`" },
+        { "train.schedule=cosine(min=6e-5", RT_USAGE, "expected name(key=value" },
+        { "train.schedule=step", RT_USAGE, "expected constant, cosine" },
+        { "nonsense", RT_USAGE, "expected train.KEY=VALUE" },
+        { "train.data=/none", RT_USER, "/none: error: could not read the data" },
+        { "train.order=random", RT_USER, "unknown order `random`" },
+    };
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
+        const char *sets[] = { t[i].set };
+        cr_assert_eq(run(p, (RtOptions){ .steps = 1, .sets = sets, .nsets = 1 }), t[i].status,
+                     "%s: %s", t[i].set, said);
+        cr_assert_not_null(strstr(said, t[i].says), "%s: %s", t[i].set, said);
+    }
+    handmade_free(p);
+}
+
+Test(runtime, log_and_trace)
+{
+    Make m = usual(data_file());
+    m.x = 2;
+    RtProgram *p = handmade(&m);
+    Seen s = { .p = p };
+    RtOptions o = { .steps = -1, .log = in_folder("log"), .trace = in_folder("trace"),
+                    .after_step = look, .ctx = &s };
+    cr_assert_eq(run(p, o), 0, "%s", said);
+    size_t n;
+    char *log = read_file(o.log, &n), want[128], *line = log;
+    const char *head = "{\"run\": {\"model\": \"hand\"";
+    cr_assert_eq(strncmp(log, head, strlen(head)), 0, "%s", log);
+    for (int i = 0; i < 4; i++) {
+        line = strchr(line, '\n') + 1;
+        snprintf(want, sizeof want, "{\"step\": %d, \"loss\": %.17g, \"grad_norm\": %.17g, ", i + 1,
+                 s.loss[i], s.norm[i]);
+        cr_assert_eq(strncmp(line, want, strlen(want)), 0, "%s", line);
+    }
+    free(log);
+    char *trace = read_file(o.trace, &n);
+    cr_assert(trace[0] == '[' && trace[n - 2] == ']');
+    cr_assert_not_null(strstr(trace, "\"name\": \"head: X W\", \"ph\": \"X\""));
+    free(trace);
+    seen_free(&s);
+    handmade_free(p);
+}
+
+Test(runtime, command_line)
+{
+    Make m = usual(data_file());
+    RtProgram *p = handmade(&m);
+    char *ok[] = { "prog", "-q", "--steps=1", "--set", "train.lr=1e-3", NULL };
+    char *bad[] = { "prog", "--what", NULL }, *none[] = { "prog", "--steps", NULL };
+    char *word[] = { "prog", "--steps", "x", NULL };
+    cr_assert_eq(rt_main(p, 5, ok), 0);
+    cr_assert_eq(rt_main(p, 2, bad), RT_USAGE);
+    cr_assert_eq(rt_main(p, 2, none), RT_USAGE);
+    cr_assert_eq(rt_main(p, 3, word), RT_USAGE);
+    handmade_free(p);
 }

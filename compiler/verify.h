@@ -1,0 +1,27 @@
+/*
+ * verify.h - shared by verify.c (the table of checks) and verify_flow.c (types on
+ * layouts, instruction by instruction).
+ */
+#ifndef VERIFY_H
+#define VERIFY_H
+
+#include "plan.h"
+
+typedef struct {
+    const Plan *p;
+    const char *after;      // the pass that just ran
+    const char *check;      // name of the check that runs
+    FILE *f;                // NULL: only count
+    int failed;
+} Verify;
+
+/* One failed check: the instruction (or NONE) and what disagrees. */
+void verify_fail(Verify *v, InstId i, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Runs the program on types. Names of its checks: read-before-written,
+ * layout-agrees, partial-value, sum-twice, group-fits, gradient-summed,
+ * parameters-whole, sum-unfinished. */
+void verify_flow(Verify *v);
+
+#endif

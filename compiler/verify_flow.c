@@ -1,0 +1,898 @@
+/*
+ * verify_flow.c - layouts as types: the program is run on types alone.
+ *
+ * For every buffer a list of facts says which part holds what type: rows and
+ * columns split over which axes, which sum is pending. Each instruction has a
+ * rule: it reads facts (they must cover the operand and agree with its declared
+ * type), works out the type of its result without looking at how the plan was
+ * made, and writes that fact. All ranks run one list, so their collectives are in one
+ * order; what is left to check is that each has the group its operand needs.
+ *
+ *     all-gather over g       rows (.., g)      -> rows (..)
+ *     reduce-scatter over g   partial g         -> rows (.., g)
+ *     all-reduce over g       partial g         -> none pending
+ *     product x[.., k] w[k, ..]   columns of x split over k -> partial k
+ */
+#include "verify.h"
+
+typedef struct {
+    int64_t offset, rows, cols, ld;
+    Layout type;
+    UnitId unit; bool whole;    // weights and their gradients
+    bool read;                  // since it was written: adding to it now is too late
+} Fact;
+typedef VEC(Fact) Facts;
+
+typedef struct {
+    Verify *v;
+    const Plan *p;
+    Facts *facts;               // per buffer
+    InstId i;
+} Flow;
+
+static void fail(Flow *f, const char *check, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+static void fail(Flow *f, const char *check, const char *fmt, ...)
+{
+    char text[400];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    f->v->check = check;
+    verify_fail(f->v, f->i, "%s", text);
+}
+
+static const char *type_word(Layout l)
+{
+    return str_fmt("rows {%s} columns {%s} pending {%s}", axes_word(l.rows, 1),
+                   axes_word(l.cols, 1), axes_word(l.partial, l.rep));
+}
+
+static bool same_type(Layout a, Layout b)
+{
+    return a.rows == b.rows && a.cols == b.cols && a.partial == b.partial &&
+           (a.rep == b.rep || !(a.partial & AX_YR));
+}
+
+/* ---- facts ------------------------------------------------------------------------- */
+
+static bool overlaps(const Fact *a, const Value *b)
+{
+    int64_t a1 = a->offset + (a->rows - 1) * a->ld + a->cols;
+    int64_t b1 = b->offset + (b->rows - 1) * b->ld + b->cols;
+    if (a->offset >= b1 || b->offset >= a1)
+        return false;
+    if (a->ld != b->ld || a->rows == 1 || b->rows == 1)
+        return true;
+    int64_t ac = a->offset % a->ld, bc = b->offset % b->ld;
+    return ac < bc + b->cols && bc < ac + a->cols;
+}
+
+/* Elements of `b` that the fact covers, where both lie on one grid of rows. */
+static int64_t covered(const Fact *a, const Value *b)
+{
+    int64_t a1 = a->offset + (a->rows - 1) * a->ld + a->cols;
+    int64_t b1 = b->offset + (b->rows - 1) * b->ld + b->cols;
+    if (a->offset <= b->offset && a1 >= b1 && (a->ld == a->cols || a->rows == 1))
+        return b->rows * b->cols;
+    if (a->ld == b->ld && a->rows > 1 && b->rows > 1) {
+        int64_t ar = a->offset / a->ld, br = b->offset / b->ld;
+        int64_t ac = a->offset % a->ld, bc = b->offset % b->ld;
+        int64_t r0 = ar > br ? ar : br, c0 = ac > bc ? ac : bc;
+        int64_t r1 = ar + a->rows < br + b->rows ? ar + a->rows : br + b->rows;
+        int64_t c1 = ac + a->cols < bc + b->cols ? ac + a->cols : bc + b->cols;
+        return r1 > r0 && c1 > c0 ? (r1 - r0) * (c1 - c0) : 0;
+    }
+    return a->offset >= b->offset && a1 <= b1 ? a->rows * a->cols : 0;
+}
+
+static const Value *val(const Flow *f, ValueId v) { return &f->p->values.at[v]; }
+
+/* A range of the flat region spans several units and the gaps between them. */
+static bool is_range(const Flow *f, const Value *x)
+{
+    return f->p->buffers.at[x->buffer].persistent && x->unit == NONE;
+}
+
+/* Reads an operand: what it holds now must be all there and of its declared type. */
+static Layout read(Flow *f, ValueId id)
+{
+    const Value *x = val(f, id);
+    Facts *facts = &f->facts[x->buffer];
+    int64_t got = 0;
+    for (int i = 0; i < facts->n; i++) {
+        Fact *a = &facts->at[i];
+        if (!overlaps(a, x))
+            continue;
+        got += covered(a, x);
+        a->read = true;
+        if (x->unit == NONE && !is_range(f, x) && !same_type(a->type, x->layout))
+            fail(f, a->type.partial != x->layout.partial ? "partial-value" : "layout-agrees",
+                 "`%s` holds %s, the operand is declared %s",
+                 f->p->buffers.at[x->buffer].name, type_word(a->type), type_word(x->layout));
+        if (x->unit != NONE && (a->unit != x->unit || a->whole != x->whole))
+            fail(f, "layout-agrees", "`%s` holds another block than the operand names",
+                 f->p->buffers.at[x->buffer].name);
+    }
+    if (got < x->rows * x->cols && !is_range(f, x))
+        fail(f, "read-before-written", "%" PRId64 " of %" PRId64 " elements of `%s` have been "
+             "written", got, x->rows * x->cols, f->p->buffers.at[x->buffer].name);
+    return x->layout;
+}
+
+static void forget(Flow *f, const Value *x)
+{
+    Facts *facts = &f->facts[x->buffer];
+    int n = 0;
+    for (int i = 0; i < facts->n; i++)
+        if (!overlaps(&facts->at[i], x))
+            facts->at[n++] = facts->at[i];
+    facts->n = n;
+}
+
+static void put(Flow *f, ValueId id, Layout type)
+{
+    const Value *x = val(f, id);
+    Fact a = { x->offset, x->rows, x->cols, x->ld, type, x->unit, x->whole, false };
+    forget(f, x);
+    vec_add(&f->facts[x->buffer], a);
+}
+
+/* Writes a result of the type that the rule gives; it must be the declared one. */
+static void write(Flow *f, ValueId id, Layout type)
+{
+    const Value *x = val(f, id);
+    if (x->unit == NONE && !same_type(type, x->layout))
+        fail(f, "layout-agrees", "the result is %s, declared %s", type_word(type),
+             type_word(x->layout));
+    put(f, id, type);
+}
+
+/* Adds to what is there: same type, nobody has read it yet. */
+static void add(Flow *f, ValueId id, Layout type)
+{
+    const Value *x = val(f, id);
+    Facts *facts = &f->facts[x->buffer];
+    int64_t got = 0;
+    for (int i = 0; i < facts->n; i++) {
+        Fact *a = &facts->at[i];
+        if (!overlaps(a, x))
+            continue;
+        got += covered(a, x);
+        if (a->read)
+            fail(f, "sum-unfinished", "`%s` was read before this term was added",
+                 f->p->buffers.at[x->buffer].name);
+        if (!same_type(a->type, type))
+            fail(f, "partial-value", "adds %s to %s", type_word(type), type_word(a->type));
+    }
+    if (got < x->rows * x->cols)
+        fail(f, "read-before-written", "adds to `%s`, which was not written",
+             f->p->buffers.at[x->buffer].name);
+}
+
+static void produce(Flow *f, ValueId id, Layout type, bool accumulate)
+{
+    if (accumulate)
+        add(f, id, type);
+    else
+        write(f, id, type);
+}
+
+/* Same, for gradients of units: their type is not declared on the value. */
+static void produce_grad(Flow *f, ValueId id, Layout type, bool accumulate)
+{
+    if (accumulate)
+        add(f, id, type);
+    else
+        put(f, id, type);
+}
+
+/* ---- types ----------------------------------------------------------------------------- */
+
+static Axes canon(const Flow *f, Axes a, int rep)
+{
+    Axes out = 0;
+    for (int bit = 1; bit <= AX_Z; bit <<= 1)
+        if ((a & bit) && axes_size(f->p, (Axes)bit, rep) > 1)
+            out |= (Axes)bit;
+    return out;
+}
+
+static Layout type(Axes rows, Axes cols, Axes partial)
+{
+    return (Layout){ rows, cols, partial, 1 };
+}
+
+/* Over YR, together with all of y, the sum is over all of y. */
+static Layout pending(Layout l, Axes more)
+{
+    l.partial |= more;
+    if (l.partial & AX_YK) {
+        l.partial &= (Axes)~AX_YR;
+        l.rep = 1;
+    }
+    return l;
+}
+
+static const Op *forward_of(const Flow *f, const Inst *n)
+{
+    const Op *o = &f->p->ops.at[n->op];
+    return o->phase == PHASE_BACKWARD && o->of != NONE ? &f->p->ops.at[o->of] : o;
+}
+
+static bool same_columns(Columns a, Columns b)
+{
+    bool same = a.n == b.n;
+    for (int i = 0; same && i < a.n; i++)
+        same = a.seg[i].start == b.seg[i].start && a.seg[i].width == b.seg[i].width;
+    return same;
+}
+
+/* ---- rules: products --------------------------------------------------------------------- */
+
+static const ParamUnit *read_weight(Flow *f, ValueId id)
+{
+    const Value *w = val(f, id);
+    if (w->unit == NONE) {
+        fail(f, "layout-agrees", "an operand of the product is no weight");
+        return NULL;
+    }
+    const ParamUnit *u = &f->p->units.at[w->unit];
+    if (canon(f, u->spread, u->rep) && !w->whole)
+        fail(f, "read-before-written", "the block of `%s` is spread over %s and not gathered",
+             u->name, axes_word(u->spread, u->rep));
+    read(f, id);
+    return u;
+}
+
+/* x W: the contracted axis splits x's columns and W's rows alike. */
+static void product(Flow *f, const Inst *n, bool x_by_cols)
+{
+    const ParamUnit *u = read_weight(f, n->in[1]);
+    Layout x = read(f, n->in[0]);
+    if (u == NULL)
+        return;
+    Axes k = canon(f, x_by_cols ? u->col_axis : u->row_axis, 1);
+    Axes out = canon(f, x_by_cols ? u->row_axis : u->col_axis, 1);
+    const Value *v = val(f, n->in[0]);
+    if (x.cols != k)
+        fail(f, "layout-agrees", "columns of the operand are split over {%s}, the weight over {%s}",
+             axes_word(x.cols, 1), axes_word(k, 1));
+    if (x.partial & (Axes)~AX_YR)
+        fail(f, "partial-value", "a pending sum over %s enters a product",
+             axes_word(x.partial, x.rep));
+    if (x.rows & (k | out))
+        fail(f, "layout-agrees", "rows split over %s: the ranks that sum do not hold the same rows",
+             axes_word(x.rows, 1));
+    if (!x_by_cols && !same_columns(v->cols_map, u->rows))
+        fail(f, "layout-agrees", "columns of the operand are not the rows of `%s`", u->name);
+    Layout y = x;
+    y.cols = out;
+    produce(f, n->out[0], pending(y, k), n->accumulate);
+}
+
+/* XT dY: a sum over the rank's rows, pending over the axes that split them. */
+static void weight_gradient(Flow *f, const Inst *n)
+{
+    Layout a = read(f, n->in[0]), b = read(f, n->in[1]);
+    const Value *g = val(f, n->out[0]);
+    if (g->unit == NONE) {
+        fail(f, "layout-agrees", "the result is no gradient of a unit");
+        return;
+    }
+    const ParamUnit *u = &f->p->units.at[g->unit];
+    Axes rows = canon(f, u->row_axis, 1), cols = canon(f, u->col_axis, 1);
+    if (a.rows != b.rows)
+        fail(f, "layout-agrees", "the operands hold other rows: %s and %s", type_word(a),
+             type_word(b));
+    if (a.cols != rows || b.cols != cols)
+        fail(f, "layout-agrees", "the operands' columns are split over {%s} and {%s}, `%s` over "
+             "{%s} and {%s}", axes_word(a.cols, 1), axes_word(b.cols, 1), u->name,
+             axes_word(rows, 1), axes_word(cols, 1));
+    if (a.rows & (rows | cols))
+        fail(f, "gradient-summed", "rows are split over an axis that splits `%s`", u->name);
+    if ((a.partial | b.partial) & (Axes)~AX_YR)
+        fail(f, "partial-value", "a pending sum over %s enters a product",
+             axes_word(a.partial | b.partial, 1));
+    Layout t = type(0, 0, (Axes)(a.rows | canon(f, AX_DATA, 1) |
+                                 ((a.partial | b.partial) & AX_YR)));
+    t.rep = b.partial & AX_YR ? b.rep : a.rep;
+    produce_grad(f, n->out[0], t, n->accumulate);
+}
+
+static void rule_gemm(Flow *f, const Inst *n)
+{
+    const Op *o = &f->p->ops.at[n->op], *fo = forward_of(f, n);
+    switch (o->kind) {
+    case OP_LINEAR:
+        product(f, n, fo->transposed);
+        break;
+    case OP_LINEAR_DX:
+        product(f, n, !fo->transposed);
+        break;
+    case OP_LINEAR_DW:
+        weight_gradient(f, n);
+        break;
+    default:
+        fail(f, "layout-agrees", "a product of operator %s", op_word[o->kind]);
+    }
+}
+
+/* ---- rules: row programs ------------------------------------------------------------------- */
+
+typedef enum { FREE, LINEAR, OTHER } Degree;
+
+static Degree combine(OpKind op, Degree a, Degree b)
+{
+    if (a == FREE && b == FREE)
+        return FREE;
+    switch (op) {
+    case OP_ADD: case OP_SUB:
+        return a == LINEAR && b == LINEAR ? LINEAR : OTHER;
+    case OP_MUL:
+        return a == FREE || b == FREE ? (a > b ? a : b) : OTHER;
+    case OP_DIV:
+        return b == FREE ? a : OTHER;
+    case OP_NEG: case OP_DROPOUT:
+        return a;
+    default:
+        return OTHER;
+    }
+}
+
+static bool is_zero(const RowProg *r, int node)
+{
+    return r->node[node].kind == R_NUMBER && r->node[node].c == 0;
+}
+
+typedef struct { Axes rows; Axes partial; int rep; bool seen; } RowTypes;
+
+static void row_operand(Flow *f, const RowProg *r, const RowArg *a, RowTypes *t)
+{
+    const Value *x = val(f, a->value);
+    if (a->is_vector) {
+        const ParamUnit *u = read_weight(f, a->value);
+        Axes cols = u ? canon(f, u->col_axis, 1) : 0;
+        if (u && cols && cols != r->axis)
+            fail(f, "layout-agrees", "vector `%s` is split over %s, the rows over {%s}", u->name,
+                 axes_word(cols, 1), axes_word(r->axis, 1));
+        return;
+    }
+    Layout l = read(f, a->value);
+    if (t->seen && l.rows != t->rows)
+        fail(f, "layout-agrees", "operands hold other rows: split over {%s} and {%s}",
+             axes_word(l.rows, 1), axes_word(t->rows, 1));
+    if (l.cols && l.cols != r->axis)
+        fail(f, "layout-agrees", "operands are split over {%s} and {%s}", axes_word(l.cols, 1),
+             axes_word(r->axis, 1));
+    if (l.partial & (Axes)~AX_YR)
+        fail(f, "partial-value", "a sum over %s is pending in `%s`", axes_word(l.partial, l.rep),
+             f->p->buffers.at[x->buffer].name);
+    t->seen = true;
+    t->rows = l.rows;
+    if (l.partial) {
+        t->partial = l.partial;
+        t->rep = l.rep;
+    }
+}
+
+/* Types of the nodes: how each depends on operands whose sum is pending, and
+ * whether it is a part of a sum over the split width. */
+static void row_results(Flow *f, const RowProg *r, RowTypes t)
+{
+    Degree *d = NEWN(Degree, r->nnodes);
+    bool *split = NEWN(bool, r->nnodes);
+    bool whole = r->axis == 0 || r->width / r->parts == r->part_width;
+    for (int i = 0; i < r->nnodes; i++) {
+        const RowNode *n = &r->node[i];
+        const RowArg *a = n->arg < r->nargs ? &r->arg[n->arg] : NULL;
+        Layout l = type(t.rows, 0, 0);
+        switch (n->kind) {
+        case R_LOAD: case R_LOADPART:
+            d[i] = val(f, a->value)->layout.partial ? LINEAR : FREE;
+            continue;
+        case R_LOADVEC: case R_NUMBER:
+            continue;
+        case R_OP:
+            if (n->op == OP_COLUMN)
+                continue;
+            if (split[n->a] || (n->b >= 0 && split[n->b]))
+                fail(f, "partial-value", "a part of a row's sum is used as the whole");
+            if (n->op == OP_ADD && n->b >= 0 && is_zero(r, n->b))
+                d[i] = d[n->a];
+            else
+                d[i] = combine(n->op, d[n->a], n->b >= 0 ? d[n->b] : FREE);
+            break;
+        case R_SUM: case R_MEAN:
+            d[i] = d[n->a];
+            split[i] = !whole;
+            break;
+        case R_M2: case R_MAX: case R_FIRST:
+            d[i] = d[n->a] ? OTHER : FREE;
+            split[i] = !whole;
+            break;
+        case R_STORE: case R_STOREPART:
+            if (d[n->a] == OTHER)
+                fail(f, "partial-value", "a pending sum meets an operator that is not linear");
+            if (d[n->a] == LINEAR) {
+                l.partial = t.partial;
+                l.rep = t.rep;
+            }
+            if (split[n->a])
+                l.partial |= r->axis;
+            l.cols = val(f, a->value)->layout.cols;     // width 1 or the program's
+            if (l.cols && l.cols != r->axis)
+                fail(f, "layout-agrees", "the result is declared split over another axis");
+            if (n->kind == R_STORE && r->axis && l.cols == 0 && r->width > 1)
+                fail(f, "layout-agrees", "the result is split and declared whole");
+            write(f, a->value, l);
+            break;
+        case R_COLSUM:
+            if (d[n->a] == OTHER)
+                fail(f, "partial-value", "a pending sum meets an operator that is not linear");
+            l = type(0, 0, (Axes)(t.rows | canon(f, AX_DATA, 1)));
+            if (d[n->a] == LINEAR) {
+                l.partial |= t.partial;
+                l.rep = t.rep;
+            }
+            if (a->length < r->width || r->axis == 0)       // shared by parts on other ranks
+                l = pending(l, a->length < r->width ? r->axis : 0);
+            put(f, a->value, l);
+            break;
+        }
+    }
+}
+
+static void rule_rows(Flow *f, const Inst *n)
+{
+    const RowProg *r = &f->p->rowprogs.at[n->rows];
+    RowTypes t = { .rep = 1 };
+    for (int i = 0; i < r->nargs; i++)
+        if (!r->arg[i].is_out)
+            row_operand(f, r, &r->arg[i], &t);
+    row_results(f, r, t);
+}
+
+static void rule_colsum(Flow *f, const Inst *n)
+{
+    const Value *s = val(f, n->in[0]);
+    Facts *facts = &f->facts[s->buffer];
+    if (facts->n != 1) {
+        fail(f, "read-before-written", "the column sums were not made");
+        return;
+    }
+    Layout l = facts->at[0].type;
+    const Value *g = val(f, n->out[0]);
+    const ParamUnit *u = &f->p->units.at[g->unit];
+    Axes cols = canon(f, u->col_axis, u->rep);
+    if (l.partial & cols & (Axes)~AX_YR)
+        fail(f, "gradient-summed", "a sum over %s is pending on a vector split over it",
+             axes_word(l.partial, l.rep));
+    produce_grad(f, n->out[0], l, n->accumulate);
+}
+
+static void rule_merge(Flow *f, const Inst *n)
+{
+    Layout l = read(f, n->in[0]);
+    if (l.cols != n->axes)
+        fail(f, "group-fits", "statistics of {%s} are merged as of {%s}", axes_word(l.cols, 1),
+             axes_word(n->axes, 1));
+    l.cols = 0;
+    for (int j = 0; j < n->nout; j++) {
+        Layout o = l;
+        o.partial = val(f, n->out[j])->layout.partial & AX_YR;
+        o.rep = val(f, n->out[j])->layout.rep;
+        write(f, n->out[j], o);
+    }
+}
+
+/* ---- rules: the rest -------------------------------------------------------------------- */
+
+static void rule_embed(Flow *f, const Inst *n)
+{
+    const ParamUnit *u = read_weight(f, n->in[0]);
+    if (u == NULL)
+        return;
+    Axes rows = f->p->rowmaps.at[n->rowmap].axes;
+    write(f, n->out[0], type(rows, canon(f, u->col_axis, 1), canon(f, u->row_axis, 1)));
+}
+
+static void rule_embed_dw(Flow *f, const Inst *n)
+{
+    Layout l = read(f, n->in[0]);
+    const ParamUnit *u = &f->p->units.at[val(f, n->out[0])->unit];
+    if (l.cols != canon(f, u->col_axis, 1) || (l.rows & u->row_axis) || l.partial)
+        fail(f, "gradient-summed", "the table's gradient needs all rows of the x share, has %s",
+             type_word(l));
+    if (l.rows != f->p->rowmaps.at[n->rowmap].axes)
+        fail(f, "layout-agrees", "ids of other rows than the gradient's");
+    produce_grad(f, n->out[0], type(0, 0, (Axes)(l.rows | canon(f, AX_DATA, 1))), true);
+}
+
+static void rule_attention(Flow *f, const Inst *n)
+{
+    const Choices *is = &f->p->is;
+    Layout q = read(f, n->in[0]), k = read(f, n->in[1]), v = read(f, n->in[2]);
+    bool back = n->kind == I_ATTN_DX;
+    bool gathers = is->attention == ATT_GATHER;
+    if ((q.partial | k.partial | v.partial))
+        fail(f, "partial-value", "a sum is pending in q, k or v");
+    if (k.rows != v.rows || k.cols != v.cols)
+        fail(f, "layout-agrees", "k is %s, v is %s", type_word(k), type_word(v));
+    if (!gathers && k.rows != q.rows)
+        fail(f, "layout-agrees", "q is %s, k is %s", type_word(q), type_word(k));
+    if (gathers && k.rows)
+        fail(f, "layout-agrees", "queries see keys of other ranks, which are not gathered");
+    if (!gathers && q.rows && is->microbatch % axes_size(f->p, q.rows, 1))
+        fail(f, "layout-agrees", "sequences are cut over %s", axes_word(q.rows, 1));
+    if (q.rows != f->p->rowmaps.at[n->rowmap].axes || k.rows != f->p->rowmaps.at[n->rowmap_k].axes)
+        fail(f, "layout-agrees", "positions of other rows than q's or k's");
+    if (!back) {
+        write(f, n->out[0], q);
+        write(f, n->out[1], q);
+        return;
+    }
+    for (int j = 3; j < 6; j++) {
+        Layout l = read(f, n->in[j]);
+        if (!same_type(l, q))
+            fail(f, l.partial ? "partial-value" : "layout-agrees", "o, lse or do is %s, q is %s",
+                 type_word(l), type_word(q));
+    }
+    write(f, n->out[0], q);
+    Layout dk = k;
+    dk.partial = gathers ? q.rows : 0;
+    int rep = val(f, n->in[1])->cols_map.seg[0].rep;
+    if (rep > 1 && is->attention != ATT_EXCHANGE) {
+        dk.partial |= AX_YR;
+        dk.rep = rep;
+    }
+    write(f, n->out[1], dk);
+    write(f, n->out[2], dk);
+}
+
+static void rule_rope(Flow *f, const Inst *n)
+{
+    Layout l = read(f, n->in[0]);
+    read(f, n->in[1]);
+    if (l.partial & (Axes)~AX_YR)
+        fail(f, "partial-value", "a pending sum is turned");
+    if (l.rows != f->p->rowmaps.at[n->rowmap].axes)
+        fail(f, "layout-agrees", "positions of other rows than the operand's");
+    write(f, n->out[0], l);
+}
+
+static void rule_copy(Flow *f, const Inst *n)
+{
+    Layout l = read(f, n->in[0]);
+    if (n->accumulate)
+        add(f, n->out[0], l);
+    else
+        put(f, n->out[0], l);
+}
+
+static void rule_loss(Flow *f, const Inst *n)
+{
+    Layout l = read(f, n->in[0]);
+    Axes y = canon(f, AX_YK, 1);
+    if (l.partial)
+        fail(f, "partial-value", "a sum over %s is pending in the logits",
+             axes_word(l.partial, l.rep));
+    if (l.cols != y || (l.rows & y))
+        fail(f, "layout-agrees", "logits are %s", type_word(l));
+    if (l.rows != (canon(f, AX_X | AX_Z, 1)))
+        fail(f, "layout-agrees", "rows of the logits are counted on several ranks: %s",
+             type_word(l));
+    if (f->p->rowmaps.at[n->rowmap].axes != l.rows)
+        fail(f, "layout-agrees", "targets of other rows than the logits'");
+    if (n->kind == I_CE_STAT) {
+        write(f, n->out[0], type(l.rows, 0, y));
+        return;
+    }
+    Layout s = read(f, n->in[1]);
+    if (s.partial)
+        fail(f, "partial-value", "the loss's statistics are of the rank's own columns only");
+    write(f, n->out[0], l);
+}
+
+/* ---- rules: collectives --------------------------------------------------------------------- */
+
+static void weight_gather(Flow *f, const Inst *n)
+{
+    const Value *a = val(f, n->in[0]);
+    const ParamUnit *u = &f->p->units.at[a->unit];
+    read(f, n->in[0]);
+    if (n->axes != u->spread || n->rep != u->rep)
+        fail(f, "group-fits", "`%s` is spread over %s, gathered over %s", u->name,
+             axes_word(u->spread, u->rep), axes_word(n->axes, n->rep));
+    put(f, n->out[0], type(0, 0, 0));
+}
+
+static Layout fact_type(Flow *f, ValueId id)        // of a gradient, where it is one type
+{
+    const Value *x = val(f, id);
+    Facts *facts = &f->facts[x->buffer];
+    Layout l = { .rep = 1 };
+    bool first = true;
+    for (int i = 0; i < facts->n; i++) {
+        if (!overlaps(&facts->at[i], x))
+            continue;
+        if (!first && !same_type(l, facts->at[i].type))
+            fail(f, "gradient-summed", "parts of the range have other sums pending: %s and %s",
+                 type_word(l), type_word(facts->at[i].type));
+        l = facts->at[i].type;
+        first = false;
+    }
+    if (first)
+        fail(f, "read-before-written", "no gradient has been written here");
+    return l;
+}
+
+static void unit_scatter(Flow *f, const Inst *n)
+{
+    const ParamUnit *u = &f->p->units.at[val(f, n->in[0])->unit];
+    read(f, n->in[0]);
+    Layout l = fact_type(f, n->in[0]);
+    if (n->axes != u->spread || n->rep != u->rep)
+        fail(f, "group-fits", "`%s` is spread over %s, its gradient summed over %s", u->name,
+             axes_word(u->spread, u->rep), axes_word(n->axes, n->rep));
+    if ((l.partial & (Axes)~AX_DATA) != n->axes || ((n->axes & AX_YR) && l.rep != n->rep))
+        fail(f, "gradient-summed", "pending is {%s}, summed {%s}", axes_word(l.partial, l.rep),
+             axes_word(n->axes, n->rep));
+    l.partial &= AX_DATA;
+    put(f, n->out[0], l);
+}
+
+/* Sums over a range of the flat gradients: type changes fact by fact. */
+static void range_sum(Flow *f, const Inst *n)
+{
+    const Value *x = val(f, n->in[0]);
+    Facts *facts = &f->facts[x->buffer];
+    bool own_part = n->coll == COLL_REDUCE_SCATTER;
+    int any = 0;
+    for (int i = 0; i < facts->n; i++) {
+        Fact *a = &facts->at[i];
+        if (!overlaps(a, x))
+            continue;
+        any++;
+        if ((a->type.partial & n->axes) != n->axes || ((n->axes & AX_YR) && a->type.rep != n->rep))
+            fail(f, "sum-twice", "pending is {%s}, summed {%s}",
+                 axes_word(a->type.partial, a->type.rep), axes_word(n->axes, n->rep));
+        if (own_part && a->type.cols)
+            fail(f, "sum-twice", "the gradient is scattered already");
+        a->type.partial &= (Axes)~n->axes;
+        if (own_part)
+            a->type.cols |= n->axes;
+    }
+    if (!any)
+        fail(f, "read-before-written", "no gradient has been written here");
+    if (n->axes & AX_DATA && (x->offset != 0 || x->cols != f->p->flat_pad))
+        fail(f, "group-fits", "replicas sum a part of the gradients");
+}
+
+static void range_gather(Flow *f, const Inst *n)
+{
+    Facts *facts = &f->facts[val(f, n->in[0])->buffer];
+    for (int i = 0; i < facts->n; i++) {
+        if (facts->at[i].type.cols && facts->at[i].type.cols != n->axes)
+            fail(f, "group-fits", "parameters are split over {%s}, gathered over {%s}",
+                 axes_word(facts->at[i].type.cols, 1), axes_word(n->axes, n->rep));
+        facts->at[i].type.cols = 0;
+    }
+    if (!(n->axes & AX_DATA))
+        fail(f, "group-fits", "parameters are gathered over %s", axes_word(n->axes, n->rep));
+}
+
+/* The axes in `g` are the innermost of `rows` (x, then y or z). */
+static bool innermost(Axes rows, Axes g)
+{
+    Axes rest = rows & (Axes)~g;
+    return (rows & g) == g && g && !((g & AX_X) && rest);
+}
+
+static void rule_gather(Flow *f, const Inst *n)
+{
+    const Value *a = val(f, n->in[0]), *c = val(f, n->out[0]);
+    if (is_range(f, a)) {
+        range_gather(f, n);
+        return;
+    }
+    if (a->unit != NONE) {
+        weight_gather(f, n);
+        return;
+    }
+    Layout l = read(f, n->in[0]);
+    if (a->tensor == NONE) {            // statistics, stacked for a merge
+        if (l.partial != n->axes)
+            fail(f, "group-fits", "statistics are split over {%s}, gathered over {%s}",
+                 axes_word(l.partial, l.rep), axes_word(n->axes, n->rep));
+        l.cols = n->axes;
+        l.partial = 0;
+        write(f, n->out[0], l);
+        return;
+    }
+    if (!innermost(l.rows, n->axes))
+        fail(f, "group-fits", "rows are split over {%s}, gathered over {%s}",
+             axes_word(l.rows, 1), axes_word(n->axes, n->rep));
+    l.rows &= (Axes)~n->axes;
+    if (c->rows != a->rows * axes_size(f->p, n->axes, n->rep))
+        fail(f, "group-fits", "%" PRId64 " rows of %" PRId64 " ranks make %" PRId64, a->rows,
+             axes_size(f->p, n->axes, n->rep), c->rows);
+    write(f, n->out[0], l);
+}
+
+static void rule_scatter(Flow *f, const Inst *n)
+{
+    const Value *a = val(f, n->in[0]), *c = val(f, n->out[0]);
+    if (is_range(f, a)) {
+        range_sum(f, n);
+        return;
+    }
+    if (a->unit != NONE) {
+        unit_scatter(f, n);
+        return;
+    }
+    Layout l = read(f, n->in[0]);
+    if ((l.partial & n->axes) != n->axes)
+        fail(f, "sum-twice", "pending is {%s}, summed {%s}", axes_word(l.partial, l.rep),
+             axes_word(n->axes, n->rep));
+    l.partial &= (Axes)~n->axes;
+    l.rows |= n->axes;
+    if (!innermost(l.rows, n->axes) || a->rows != c->rows * axes_size(f->p, n->axes, n->rep))
+        fail(f, "group-fits", "%" PRId64 " rows scattered over {%s} make %" PRId64, a->rows,
+             axes_word(n->axes, n->rep), c->rows);
+    write(f, n->out[0], l);
+}
+
+static void rule_reduce(Flow *f, const Inst *n)
+{
+    if (is_range(f, val(f, n->in[0]))) {
+        range_sum(f, n);
+        return;
+    }
+    Layout l = read(f, n->in[0]);
+    if (l.partial != n->axes || l.rep != n->rep)
+        fail(f, "sum-twice", "pending is {%s}, summed {%s}", axes_word(l.partial, l.rep),
+             axes_word(n->axes, n->rep));
+    l.partial = 0;
+    write(f, n->out[0], l);
+}
+
+static void rule_exchange(Flow *f, const Inst *n)
+{
+    Layout l = read(f, n->in[0]), want;
+    Axes x = canon(f, AX_X, 1), y = canon(f, AX_YK, 1), z = canon(f, AX_Z, 1);
+    const Value *a = val(f, n->in[0]);
+    bool wide = a->tensor != NONE && f->p->tensors.at[a->tensor].width > 1;
+    Axes group = n->a2a == A2A_AB || n->a2a == A2A_BA ? y | z : x | z;
+    Layout la = type(x | y, wide ? z : 0, 0), lb = type(x | z, wide ? y : 0, 0);
+    Layout heads = type(0, y | x | z, 0);
+    Layout from = n->a2a == A2A_AB ? la : n->a2a == A2A_TOKENS ? heads : lb;
+    want = n->a2a == A2A_AB ? lb : n->a2a == A2A_BA ? la : n->a2a == A2A_HEADS ? heads : lb;
+    if (!same_type(l, from))
+        fail(f, l.partial ? "partial-value" : "layout-agrees", "exchanges %s, expects %s",
+             type_word(l), type_word(from));
+    if (n->axes != group)
+        fail(f, "group-fits", "exchanged over {%s}, the splits differ over {%s}",
+             axes_word(n->axes, n->rep), axes_word(group, 1));
+    write(f, n->out[0], want);
+}
+
+static void rule_coll(Flow *f, const Inst *n)
+{
+    if (n->axes == 0 || axes_size(f->p, n->axes, n->rep) == 1)
+        fail(f, "group-fits", "a group of one");
+    switch (n->coll) {
+    case COLL_ALL_GATHER:     rule_gather(f, n); break;
+    case COLL_REDUCE_SCATTER: rule_scatter(f, n); break;
+    case COLL_ALL_REDUCE:     rule_reduce(f, n); break;
+    case COLL_ALL_TO_ALL:     rule_exchange(f, n); break;
+    default:
+        fail(f, "group-fits", "no rule for %s", coll_word[n->coll]);
+    }
+}
+
+/* ---- the end of a step ------------------------------------------------------------------------ */
+
+/* Before the norm and the update no sum may be pending. */
+static void gradients_done(Flow *f, const Inst *n)
+{
+    Axes data = canon(f, AX_DATA, 1);
+    bool sharded = data && f->p->is.zero >= 1;
+    Facts *facts = &f->facts[val(f, n->in[0])->buffer];
+    for (int i = 0; i < facts->n; i++) {
+        const Fact *a = &facts->at[i];
+        const char *name = a->unit != NONE ? f->p->units.at[a->unit].name : "?";
+        if (a->type.partial)
+            fail(f, "gradient-summed", "the gradient of `%s` still has a sum over {%s} pending",
+                 name, axes_word(a->type.partial, a->type.rep));
+        if (a->type.cols != (sharded ? data : 0))
+            fail(f, "gradient-summed", "the gradient of `%s` is split over {%s}", name,
+                 axes_word(a->type.cols, 1));
+    }
+}
+
+static void update(Flow *f, const Inst *n)
+{
+    Axes data = canon(f, AX_DATA, 1);
+    gradients_done(f, n);
+    Facts *facts = &f->facts[val(f, n->out[0])->buffer];
+    for (int i = 0; i < facts->n; i++)
+        facts->at[i].type.cols = f->p->is.zero >= 1 ? data : 0;
+}
+
+static void begin(Flow *f)      // parameters are there; gradients are not
+{
+    const Plan *p = f->p;
+    for (int i = 0; i < p->units.n; i++)
+        put(f, p->units.at[i].p, type(0, 0, 0));
+}
+
+/* Every operator that adds to a gradient has done so. */
+static void check_contributions(Flow *f)
+{
+    const Plan *p = f->p;
+    f->i = NONE;
+    for (int i = 0; i < p->ops.n; i++) {
+        const Op *o = &p->ops.at[i];
+        if (op_class[o->kind] != C_ACC)
+            continue;
+        bool found = false;
+        for (int k = 0; k < p->insts.n && !found; k++)
+            found = p->insts.at[k].op == i && (p->insts.at[k].kind == I_GEMM ||
+                    p->insts.at[k].kind == I_COLSUM || p->insts.at[k].kind == I_EMBED_DW);
+        if (!found)
+            fail(f, "gradient-summed", "`%s` never adds to its gradient", o->name);
+    }
+    Facts *facts = &f->facts[0];
+    for (int i = 0; i < facts->n; i++)
+        if (facts->at[i].type.cols)
+            fail(f, "parameters-whole", "at the end of a step `%s` is split over {%s}",
+                 facts->at[i].unit != NONE ? p->units.at[facts->at[i].unit].name : "?",
+                 axes_word(facts->at[i].type.cols, 1));
+}
+
+static void rule(Flow *f, const Inst *n)
+{
+    switch (n->kind) {
+    case I_GEMM:       rule_gemm(f, n); break;
+    case I_ROWS:       rule_rows(f, n); break;
+    case I_COLL:       rule_coll(f, n); break;
+    case I_MERGE: case I_CE_MERGE:
+        rule_merge(f, n);
+        break;
+    case I_COLSUM:     rule_colsum(f, n); break;
+    case I_ATTN: case I_ATTN_DX:
+        rule_attention(f, n);
+        break;
+    case I_ROPE:       rule_rope(f, n); break;
+    case I_ROPE_TABLE: put(f, n->out[0], type(0, 0, 0)); break;
+    case I_EMBED:      rule_embed(f, n); break;
+    case I_EMBED_DW:   rule_embed_dw(f, n); break;
+    case I_CE_STAT: case I_CE:
+        rule_loss(f, n);
+        break;
+    case I_COPY:       rule_copy(f, n); break;
+    case I_NORM:       gradients_done(f, n); break;
+    case I_UPDATE:     update(f, n); break;
+    case I_ZERO:
+        if (n->op != NONE)      // a table's gradient, before rows are added
+            put(f, n->out[0], type(0, 0, (Axes)(canon(f, AX_X | AX_DATA, 1))));
+        else
+            put(f, n->out[0], type(0, 0, canon(f, AX_DATA, 1)));
+        break;
+    default:
+        break;
+    }
+}
+
+void verify_flow(Verify *v)
+{
+    const Plan *p = v->p;
+    Flow f = { .v = v, .p = p };
+    f.facts = NEWN(Facts, p->buffers.n);
+    begin(&f);
+    for (f.i = 0; f.i < p->insts.n; f.i++)
+        rule(&f, &p->insts.at[f.i]);
+    check_contributions(&f);
+}
