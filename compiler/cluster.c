@@ -101,7 +101,10 @@ static bool joinable(const Part *q, OpId d, char home, const Op *o)
 
 static char op_home_of(const Part *q, const Op *o)
 {
-    return o->kind == OP_COLSUM ? q->spot[o->in[0]].home : q->spot[o->out[0]].home;
+    if (o->kind != OP_COLSUM)
+        return q->spot[o->out[0]].home;
+    const Op *f = o->of != NONE ? &q->p->ops.at[o->of] : NULL;     // where the vector was used
+    return f && is_row_op(f) ? q->spot[f->out[0]].home : q->spot[o->in[0]].home;
 }
 
 static void join(Part *q, int into, int from)

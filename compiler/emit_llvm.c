@@ -14,6 +14,7 @@
 #include <llvm-c/Analysis.h>
 #include <llvm-c/LLJIT.h>
 #include <llvm-c/Target.h>
+#include <llvm-c/Support.h>
 #include <llvm-c/TargetMachine.h>
 #include <llvm-c/Transforms/PassBuilder.h>
 
@@ -43,6 +44,7 @@ static int register_bytes(const char *features)
 static void target_open(Kernels *k)
 {
     L *l = &k->l;
+    static bool once; if(!once&&getenv("NOLSR")){once=true;LLVMParseCommandLineOptions(2,(const char*[]){"x","-disable-lsr"},NULL);}
     LLVMInitializeNativeTarget();
     LLVMInitializeNativeAsmPrinter();
     if (llvm_cpu) {
@@ -62,7 +64,7 @@ static void target_open(Kernels *k)
     LLVMTargetRef target;
     if (LLVMGetTargetFromTriple(triple, &target, &error)) bug("LLVM: %s", error);
     k->machine = LLVMCreateTargetMachine(target, triple, l->cpu, l->features,
-        LLVMCodeGenLevelDefault, LLVMRelocPIC, LLVMCodeModelDefault);
+        getenv("CGL")?(LLVMCodeGenOptLevel)atoi(getenv("CGL")):LLVMCodeGenLevelDefault, LLVMRelocPIC, LLVMCodeModelDefault);
     LLVMSetTarget(l->mod, triple);
     LLVMTargetDataRef layout = LLVMCreateTargetDataLayout(k->machine);
     LLVMSetModuleDataLayout(l->mod, layout);

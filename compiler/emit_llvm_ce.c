@@ -49,7 +49,7 @@ static Val stat_get(L *l, Val r, int i)
 
 /* ---- statistics ------------------------------------------------------------------- */
 
-/* n vectors at column c; `mask`: lanes of the only one that exist. */
+/* n vectors at column c; `some`: as many lanes of the only one exist, at least. */
 static void online(L *l, Val row, Val c, int n, Val some, Val *state)
 {
     Typ t = l_reals(l, l->lanes);
@@ -70,11 +70,11 @@ static void online(L *l, Val row, Val c, int n, Val some, Val *state)
     state[SUM] = s;
 }
 
-static void online_loop(L *l, Val row, Val from, Val to, int n, Val some, Val *state)
+static void online_loop(L *l, Val row, Val from, Val to, int n, Val *state)
 {
     Loop o = l_for(l, "col", from, to, n * l->lanes, 2, state);
     Val next[2] = { o.carry[MAX], o.carry[SUM] };
-    online(l, row, o.i, n, some, next);
+    online(l, row, o.i, n, n == 1 ? l_isub(l, to, o.i) : NULL, next);
     l_next(l, &o, next);
     state[MAX] = o.carry[MAX];
     state[SUM] = o.carry[SUM];
@@ -84,13 +84,12 @@ void emit_ce_stat(L *l, const KernelSpec *s)
 {
     l_kernel(l, s, 2);
     Typ t = l_reals(l, l->lanes);
-    Val n = existing(l), groups = down(l, n, GROUP * l->lanes), whole = down(l, n, l->lanes);
+    Val n = existing(l), groups = down(l, n, GROUP * l->lanes);
     Loop o = l_for(l, "row", l->lo, l->hi, 1, 0, NULL);
     Val row = l_real_at(l, l->arg[0], l_imulc(l, o.i, s->ld[0])), target;
     Val state[2] = { l_const(t, none_of(l)), LLVMConstNull(t) };
-    online_loop(l, row, l_i64(l, 0), groups, GROUP, NULL, state);
-    online_loop(l, row, groups, whole, 1, NULL, state);
-    online_loop(l, row, whole, n, 1, l_isub(l, n, whole), state);
+    online_loop(l, row, l_i64(l, 0), groups, GROUP, state);
+    online_loop(l, row, groups, n, 1, state);
     Val m = l_reduce(l, L_MAX, state[MAX]);
     Val e = l_exp(l, l_sub(l, state[MAX], l_splat(l, m, l->lanes)));
     l_store(l, m, stat_at(l, o.i, 0), 1);

@@ -246,23 +246,23 @@ static void mul_hi_lo(L *l, Val x, uint32_t m, Val *hi, Val *lo)
 
 static Val xor(L *l, Val a, Val c) { return LLVMBuildXor(l->b, a, c, ""); }
 
-/* As rt_philox (runtime/random.c). */
+/* As rt_philox (runtime/random.c); the ten rounds are a loop, to keep the code small. */
 Val l_philox(L *l, const Val ctr[4], const Val key[2])
 {
-    Val c[4] = { ctr[0], ctr[1], ctr[2], ctr[3] }, k[2] = { key[0], key[1] };
+    Val c[6] = { ctr[0], ctr[1], ctr[2], ctr[3], key[0], key[1] }, hi0, lo0, hi1, lo1;
     Typ t = l_type(c[0]);
-    for (int round = 0; round < 10; round++) {
-        Val hi0, lo0, hi1, lo1;
-        mul_hi_lo(l, c[0], 0xD2511F53u, &hi0, &lo0);
-        mul_hi_lo(l, c[2], 0xCD9E8D57u, &hi1, &lo1);
-        c[0] = xor(l, xor(l, hi1, c[1]), k[0]);
-        c[1] = lo1;
-        c[2] = xor(l, xor(l, hi0, c[3]), k[1]);
-        c[3] = lo0;
-        k[0] = l_iadd(l, k[0], l_const(t, (int32_t)0x9E3779B9u));
-        k[1] = l_iadd(l, k[1], l_const(t, (int32_t)0xBB67AE85u));
-    }
-    return c[0];
+    Loop o = l_for(l, "round", l_i64(l, 0), l_i64(l, 10), 1, 6, c);
+    memcpy(c, o.carry, sizeof c);
+    mul_hi_lo(l, c[0], 0xD2511F53u, &hi0, &lo0);
+    mul_hi_lo(l, c[2], 0xCD9E8D57u, &hi1, &lo1);
+    c[0] = xor(l, xor(l, hi1, c[1]), c[4]);
+    c[1] = lo1;
+    c[2] = xor(l, xor(l, hi0, c[3]), c[5]);
+    c[3] = lo0;
+    c[4] = l_iadd(l, c[4], l_const(t, (int32_t)0x9E3779B9u));
+    c[5] = l_iadd(l, c[5], l_const(t, (int32_t)0xBB67AE85u));
+    l_next(l, &o, c);
+    return o.carry[0];
 }
 
 /* ---- operators, in the order of ops.h ------------------------------------------ */

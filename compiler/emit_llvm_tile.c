@@ -13,11 +13,11 @@ static Val final_sum(L *l, const Tile *t, int row, Val sum)
     return t->mode == TILE_ADD ? l_add(l, old, sum) : l_fma(l, old, t->scale, sum);
 }
 
-/* c[r, :] (+)= sum over k of a[r, k] b[k, :] */
+/* c[r, :] (+)= sum over k of a[r, k] b[k, :]. Unrolling over k gains nothing. */
 void l_tile(L *l, const Tile *t)
 {
     int rows = l->tile_rows;
-    Val sum[L_ROWS_MAX];
+    Val sum[L_ROWS_MAX], out[L_ROWS_MAX];
     for (int r = 0; r < rows; r++) sum[r] = LLVMConstNull(l_reals(l, l->lanes));
     Loop o = l_for(l, "k", l_i64(l, 0), t->n, 1, rows, sum);
     Val b = l_load(l, l->real, l_real_at(l, t->b, l_imul(l, o.i, t->b_step)), l->lanes, t->cols);
@@ -27,7 +27,6 @@ void l_tile(L *l, const Tile *t)
         sum[r] = l_fma(l, l_splat(l, a, l->lanes), b, o.carry[r]);
     }
     l_next(l, &o, sum);
-    Val out[L_ROWS_MAX];
     for (int r = 0; r < rows; r++) out[r] = final_sum(l, t, r, o.carry[r]);
     for (int r = 0; r < rows; r++) l_store(l, out[r], t->c[r], t->cols);
 }

@@ -442,9 +442,12 @@ static void assign(Graph *g, const Name *name, Val v)
     if (b) {
         b->val = v;
         b->loc = name->loc;
-    } else {
-        scope_put(g->scope, name->name, v, name->loc);
+        return;
     }
+    Scope *s = g->scope;        // a name of the model, hidden by a block, is carried too
+    while (given && s->up)
+        s = s->up;
+    scope_put(s, name->name, v, name->loc);
 }
 
 /* --set model.NAME=VALUE, the last one that names it; NULL: none. */

@@ -204,7 +204,7 @@ int rt_log_step(RtRank *r, double step_s)
     if (!rt->options->quiet) {
         char words[32], digits[24];
         int width = snprintf(digits, sizeof digits, "%lld", (long long)rt->steps);
-        printf("step %*lld  loss %7.4f  grad_norm %8.4g  lr %.1e  %9s  %7.3f s\n", width, step,
+        printf("step %*lld  loss %7.4f  grad_norm %8.4g  lr %.1e  %10s  %8.4f s\n", width, step,
                now->loss, now->norm, now->lr, size_words(rate, "tok/s", words), step_s);
         if (fflush(stdout))
             return rt_fail(rt, RT_WORLD, "%s: error: could not write to stdout: %s", rt->exe,

@@ -130,6 +130,7 @@ int rt_run(const RtProgram *program, const RtOptions *options)
     rt->save_fd = -1;
     rt->started_s = rt_now_s();
     pthread_mutex_init(&rt->fault_lock, NULL);
+    pthread_mutex_init(&rt->blas_lock, NULL);
     train(rt);                          // its status is kept in rt
     rt_log_close(rt);
     rt_save_forget(rt);
@@ -148,6 +149,7 @@ int rt_run(const RtProgram *program, const RtOptions *options)
     free(rt->tensor_at);
     free(rt->written);
     pthread_mutex_destroy(&rt->fault_lock);
+    pthread_mutex_destroy(&rt->blas_lock);
     free(rt);
     return status;
 }

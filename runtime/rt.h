@@ -93,8 +93,9 @@ typedef struct {
     RtRef a, b, c;
     /* collectives: n elements (of real) per member's part; COPY: n = cols */
     int32_t axes, rep, a2a;
-    int64_t rows, count;            // rows of the local src (A2A, COPY, MERGE); elements (collectives, ZERO)
-    int64_t cols;
+    int64_t rows, count;            // rows of the local src (A2A, COPY, MERGE);
+                                    // elements (collectives, ZERO)
+    int64_t cols;                   // columns of the local src (A2A HEADS and TOKENS, COPY)
     int32_t columns_src, columns_dst;   // A2A: column tables of both sides (index, or -1)
     int32_t nstats; uint8_t stat[8];    // MERGE: 0 sum 1 max 2 var (mean, M2) 3 min
     int64_t stat_n;                 // MERGE: elements behind each member's (mean, M2)
@@ -156,7 +157,7 @@ typedef struct RtCall {
     void *arg[RT_MAX_ARGS];         // pointers into the block
     const int32_t *row_seq;         // per local row: sequence inside the replica's pass
     const int32_t *row_pos;         //   position in that sequence
-    const int64_t *row_token;       //   global token: (sequence of the whole step)*sequence + position
+    const int64_t *row_token;       //   global token: (sequence of the step)*sequence + position
     const int32_t *ids;             // per local row: token (EMBED) or target (CE)
     const int32_t *colmap;          // per local column: global column
     const int32_t *runs_q, *runs_k; // attention: see RtRun; nruns_*
@@ -164,7 +165,7 @@ typedef struct RtCall {
     int32_t *flags;                 // scratch of the step, per worker
     int64_t worker, nworkers;
     uint64_t seed; uint32_t step; uint32_t pad;
-    int64_t base;                   // first global row of a table's block (EMBED), first column (CE)
+    int64_t base;                   // first global row of a table's block (EMBED), column (CE)
     int64_t limit;                  // CE: number of logical columns (vocabulary)
     int32_t ignore, pad2;           // CE: the target that does not count
     double  scale;                  // CE: 1 / number of targets that count; UPDATE: clip factor

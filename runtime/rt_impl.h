@@ -169,8 +169,9 @@ typedef struct {
 /* One BLAS (blas.c). Row-major; c = a b, or c += a b. */
 typedef struct RtBlas {
     const char *name;
-    char what[96];                      // "OpenBLAS SkylakeX (serial)"
+    char what[96];                      // "OpenBLAS SkylakeX"
     void *cblas, *dnnl;                 // the function; both NULL: our own loops
+    pthread_mutex_t *lock;              // not NULL: not to be called by two threads at once
     bool is_double;
     double gflops, peak;                // measured at start, one thread
 } RtBlas;
@@ -191,6 +192,7 @@ struct Rt {
     RtGroup *everyone;
     const RtComm *comm;
     RtBlas blas;
+    pthread_mutex_t blas_lock;
     RtData *data;
     RtTensors *load;
     char *data_path, *load_path, *log_path;

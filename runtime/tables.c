@@ -208,7 +208,8 @@ static RtBox *add_box(RtBoxes *b, Room *room)
     if (b->nboxes == room->boxes_cap) {
         room->boxes_cap = 2 * room->boxes_cap + 8;
         RtBox *box = rt_alloc((size_t)room->boxes_cap, sizeof *box);
-        memcpy(box, b->box, sizeof *box * (size_t)b->nboxes);
+        if (b->box)
+            memcpy(box, b->box, sizeof *box * (size_t)b->nboxes);
         free(b->box);
         b->box = box;
     }
@@ -225,7 +226,8 @@ static void add_run(RtBoxes *b, Room *room, int first, int64_t src, int64_t dst,
     if (b->nruns == room->runs_cap) {
         room->runs_cap = 2 * room->runs_cap + 16;
         RtColRun *run = rt_alloc((size_t)room->runs_cap, sizeof *run);
-        memcpy(run, b->run, sizeof *run * (size_t)b->nruns);
+        if (b->run)
+            memcpy(run, b->run, sizeof *run * (size_t)b->nruns);
         free(b->run);
         b->run = run;
     }

@@ -167,6 +167,22 @@ Test(graph, linears_of_one_input_are_fused)
         }
 }
 
+Test(graph, scopes)
+{
+    const Plan *p = unit_plan(
+        "n = 2; w = 3\n"
+        "block b(x) { repeat i in 3 { n = n + 1; m = n } w = n; return linear(x, w) }\n"
+        "x = b(embed(tokens, 11, n))\n"     // 2 + 3 = 5 wide, and n is still 2 here
+        "repeat i in 2 { n = n * 2; i = 7 }\n"
+        "x = b(linear(x, n))\n"             // n = 8
+        "loss = cross_entropy(linear(x, w), targets)", 2, 8, false);
+    cr_expect_eq(param(p, "embed.1.weight")->width, 2);
+    cr_expect_eq(param(p, "b.1.linear.1.weight")->width, 5);
+    cr_expect_eq(param(p, "linear.1.weight")->width, 8);
+    cr_expect_eq(param(p, "b.2.linear.1.weight")->width, 11);
+    cr_expect_eq(p->vocab, 3);
+}
+
 Test(graph, large_tables_and_no_loops)
 {
     const Plan *p = unit_plan(

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- helpers -------------------------------------------------------------- */
+/* ---- helpers ------------------------------------------------------------- */
 
 static char folder[64];
 
@@ -95,7 +95,7 @@ static int run(const RtProgram *p, RtOptions o)
     return status;
 }
 
-/* ---- whole runs ------------------------------------------------------------- */
+/* ---- whole runs ---------------------------------------------------------- */
 
 typedef struct { double loss[8], norm[8], *grad[3], *param[3]; const RtProgram *p; } Seen;
 
@@ -188,7 +188,6 @@ static void on_meshes(bool is_double, double tol)
             m.microbatches = q[5], m.zero = q[6];
             m.balanced = 12 % (2 * m.x * m.z) == 0;
             cr_assert_eq(train_seen(m, (RtOptions){ 0 }, &many), 0, "%zu: %s", i, said);
-            fprintf(stderr,"mesh %zu masked %d: %.15g %.15g | %.15g %.15g\n",i,masked,many.loss[0],many.loss[1],one.loss[0],one.loss[1]);
             compare(&many, &one, tol);
             seen_free(&many);
         }
@@ -205,6 +204,7 @@ Test(runtime, loss_is_right)
     Seen s, t;
     cr_assert_eq(train_seen(m, (RtOptions){ 0 }, &s), 0);
     cr_assert(s.loss[0] > 2 && s.loss[0] < 6 && s.loss[3] < s.loss[0]);
+    seen_free(&s);
     m.data = 2, m.x = 2, m.workers = 2;     // same bits twice
     cr_assert_eq(train_seen(m, (RtOptions){ 0 }, &s), 0);
     cr_assert_eq(train_seen(m, (RtOptions){ 0 }, &t), 0);
@@ -223,6 +223,7 @@ Test(runtime, own_loops_multiply_as_blas)
     cr_assert_eq(train_seen(m, (RtOptions){ 0 }, &t), 0);
     cr_assert_not_null(strstr(said, "no BLAS found"));
     compare(&t, &s, 1e-11);
+    seen_free(&t);
     setenv("RT_BLAS", "nonsense", 1);
     cr_assert_eq(train_seen(m, (RtOptions){ 0 }, &t), RT_WORLD);
     seen_free(&s);
@@ -256,7 +257,7 @@ Test(runtime, gemm_of_odd_shapes)
     }
 }
 
-/* ---- collectives -------------------------------------------------------------- */
+/* ---- collectives --------------------------------------------------------- */
 
 /* A program of one collective; ranks fill their block with their own numbers. */
 typedef struct { RtHeader head; RtStep step[4]; RtProgram p; char text[64]; } Tiny;
@@ -367,7 +368,7 @@ Test(runtime, all_gather) { all_sizes(RT_ALL_GATHER); }
 Test(runtime, reduce_scatter) { all_sizes(RT_REDUCE_SCATTER); }
 Test(runtime, all_reduce) { all_sizes(RT_ALL_REDUCE); }
 
-/* ---- all-to-all ------------------------------------------------------------------ */
+/* ---- all-to-all ---------------------------------------------------------- */
 
 /* Ranks without threads: only coordinates, for tables. */
 typedef struct { Rt rt; RtHeader head; RtRank *rank; } Plain;
@@ -530,7 +531,141 @@ Test(runtime, a2a_heads_and_tokens)
     }
 }
 
-/* ---- rows and columns --------------------------------------------------------- */
+/* ---- merges and sums ------------------------------------------------------- */
+
+enum { M_N = 50 };
+static double m_value(int p, int row, int i)
+{
+    return 1000 + (p * 31 + row * 7 + i * i) % 17 * 0.01;
+}
+
+/* Each member's (sum, mean, M2, max, min) of M_N values a row. */
+static void m_parts(const RtCall *c, int64_t lo, int64_t hi)
+{
+    double *s = c->arg[0];
+    (void)lo, (void)hi;
+    for (int p = 0; p < check_p && c->worker == 0; p++)
+        for (int row = 0; row < 40; row++) {
+            double sum = 0, m2 = 0, max = 0, min = 1e9, *at = s + (p * 40 + row) * 5;
+            for (int i = 0; i < M_N; i++)
+                sum += m_value(p, row, i);
+            for (int i = 0; i < M_N; i++) {
+                double v = m_value(p, row, i);
+                m2 += (v - sum / M_N) * (v - sum / M_N);
+                max = fmax(max, v);
+                min = fmin(min, v);
+            }
+            memcpy(at, (double[]){ sum, sum / M_N, m2, max, min }, 5 * sizeof *at);
+        }
+}
+
+static void m_check(const RtCall *c, int64_t lo, int64_t hi)
+{
+    (void)lo, (void)hi;
+    for (int row = 0; row < 40 && c->worker == 0; row++) {
+        double sum = 0, var = 0, max = 0, min = 1e9;
+        for (int k = 0; k < check_p * M_N; k++) {
+            double v = m_value(k / M_N, row, k % M_N);
+            sum += v;
+            max = fmax(max, v);
+            min = fmin(min, v);
+        }
+        for (int k = 0; k < check_p * M_N; k++) {
+            double d = m_value(k / M_N, row, k % M_N) - sum / (check_p * M_N);
+            var += d * d / (check_p * M_N);
+        }
+        near(((double *)c->arg[1])[row], sum, 1e-14, "sum");
+        near(((double *)c->arg[2])[row], var, 1e-9, "var");
+        near(((double *)c->arg[3])[row], max, 0, "max");
+        near(((double *)c->arg[4])[row], min, 0, "min");
+    }
+    if (c->worker == 0)
+        atomic_fetch_add(&checked, 1);
+}
+
+Test(runtime, merges)
+{
+    for (int workers = 1; workers < 4; workers += 2) {
+        Tiny t;
+        RtKernelFn fns[] = { m_parts, m_check };
+        tiny(&t, 3, workers, 16384);
+        t.p.kernels = fns;
+        t.head.real_bytes = 8;
+        t.head.nsteps = 3;
+        for (int i = 0; i < 3; i++) {
+            t.step[i].kind = i == 1 ? RT_MERGE : RT_KERNEL;
+            t.step[i].kernel = i / 2;
+            t.step[i].nargs = 5;
+            for (int k = 1; k < 5; k++)
+                t.step[i].arg[k - (i == 1)].offset = 8192 + k * 512;
+        }
+        t.step[1].rows = 40;
+        t.step[1].nstats = 4;
+        t.step[1].stat_n = M_N;
+        memcpy(t.step[1].stat, (uint8_t[]){ 0, 2, 1, 3 }, 4);
+        check_p = 3;
+        atomic_store(&checked, 0);
+        cr_assert_eq(run(&t.p, (RtOptions){ .steps = 1, .fixed_tokens = nine_tokens,
+                                            .fixed_ntokens = 64 }), 0, "%s", said);
+        cr_assert_eq(atomic_load(&checked), 3);
+    }
+}
+
+/* Column sums over workers, added in later passes; copies with leading dimensions. */
+static void c_parts(const RtCall *c, int64_t lo, int64_t hi)
+{
+    (void)lo, (void)hi;
+    for (int i = 0; i < 6; i++)
+        ((float *)c->arg[0])[c->worker * 6 + i] = (float)(c->worker + 1 + i);
+}
+
+static void c_check(const RtCall *c, int64_t lo, int64_t hi)
+{
+    (void)lo, (void)hi;
+    if (c->worker)
+        return;
+    int64_t w = c->nworkers, times = atomic_fetch_add(&checked, 1) + 1;
+    for (int i = 0; i < 6; i++) {
+        cr_assert_eq(((float *)c->arg[1])[i], (float)(times * (w * (w + 1) / 2 + w * i)));
+        cr_assert_eq(((float *)c->arg[2])[i / 3 * 10 + i % 3], ((float *)c->arg[1])[i]);
+    }
+}
+
+Test(runtime, column_sums_and_copies)
+{
+    for (int workers = 1; workers < 5; workers++) {
+        Tiny t;
+        RtKernelFn fns[] = { c_parts, c_check };
+        tiny(&t, 1, workers, 4096);
+        t.p.kernels = fns;
+        t.head.nsteps = 4;
+        t.head.microbatches = 3;
+        t.head.batch = 3;
+        for (int i = 0; i < 4; i++) {
+            t.step[i].kind = RT_KERNEL;
+            t.step[i].kernel = i / 3;
+            t.step[i].items = 1;
+            t.step[i].nargs = 3;
+            t.step[i].arg[1].offset = 1024;
+            t.step[i].arg[2].offset = 2048;
+        }
+        t.step[1].kind = RT_COLSUM;
+        t.step[1].count = 6;
+        t.step[1].c.offset = 1024;
+        t.step[1].accumulate_later = 1;
+        t.step[2].kind = RT_COPY;
+        t.step[2].rows = 2;
+        t.step[2].cols = 3;
+        t.step[2].a = (RtRef){ 1024, 3 };
+        t.step[2].c = (RtRef){ 2048, 10 };
+        atomic_store(&checked, 0);
+        cr_assert_eq(run(&t.p, (RtOptions){ .steps = 1, .fixed_tokens = nine_tokens,
+                                            .fixed_ntokens = 64 }), 0, "%s", said);
+        cr_assert_eq(atomic_load(&checked), 3);
+    }
+}
+
+/* ---- rows and columns ---------------------------------------------------- */
 
 static RtRows rows_of(Plain *p, int rank, int axes, int64_t chunk, int64_t chunk_i)
 {
@@ -655,7 +790,7 @@ Test(runtime, columns)
     free(p.rank);
 }
 
-/* ---- schedules --------------------------------------------------------------------- */
+/* ---- schedules ----------------------------------------------------------- */
 
 Test(runtime, schedules)
 {
@@ -679,7 +814,7 @@ Test(runtime, schedules)
     near(rt_learning_rate(&h, 10), 0.82, 1e-15, "wsd");
 }
 
-/* ---- data ------------------------------------------------------------------------------ */
+/* ---- data ---------------------------------------------------------------- */
 
 static void open_data(Plain *p, const char *path, const char *format, const char *order)
 {
@@ -848,7 +983,7 @@ Test(runtime, data_order_over_files)
     free(p.rank);
 }
 
-/* ---- weights in files -------------------------------------------------------------------- */
+/* ---- weights in files ---------------------------------------------------- */
 
 static char *saved(Make m, RtOptions o, size_t *n)
 {
@@ -983,7 +1118,7 @@ Test(runtime, broken_files_are_named)
     handmade_free(p);
 }
 
-/* ---- how runs end ----------------------------------------------------------------------------- */
+/* ---- how runs end -------------------------------------------------------- */
 
 static void stall(const RtCall *c, int64_t lo, int64_t hi)
 {
@@ -1074,7 +1209,7 @@ Test(runtime, a_signal_ends_the_run_after_its_step)
     handmade_free(p);
 }
 
-/* ---- options, log -------------------------------------------------------------------------------- */
+/* ---- options, log -------------------------------------------------------- */
 
 Test(runtime, sets)
 {
