@@ -196,25 +196,20 @@ static void place_op(Part *q, OpId i, int base)
 static void join_readers(Part *q)
 {
     Plan *p = q->p;
-    int *last = NEWN(int, p->tensors.n);
-    for (int t = 0; t < p->tensors.n; t++)
-        last[t] = NONE;
-    for (int i = 0; i < p->ops.n; i++) {
-        const Op *o = &p->ops.at[i];
-        if (!is_row_op(o) || q->info[i].cluster == NONE)
+    for (int t = 0; t < p->tensors.n; t++) {
+        const Spot *s = &q->spot[t];
+        if (!is_rows(q, t))
             continue;
-        for (int j = 0; j < o->nin; j++) {
-            TensorId t = o->in[j];
-            int c = cluster_of(q, i);
-            if (!is_rows(q, t) || p->tensors.at[t].width != q->clusters.at[c].width)
-                continue;
-            int l = last[t];
-            while (l != NONE && q->clusters.at[l].joined != NONE)
-                l = q->clusters.at[l].joined;
-            if (l != NONE && l != c && groups_fit(&q->clusters.at[l], &q->clusters.at[c]))
-                join(q, l, c);
-            last[t] = cluster_of(q, i);
-        }
+        for (int j = 1; j < s->nuses; j++)
+            for (int k = 0; k < j; k++) {
+                int a = cluster_of(q, s->use[k]), b = cluster_of(q, s->use[j]);
+                if (a == NONE || b == NONE || a == b)
+                    continue;
+                const RowGroup *ga = &q->clusters.at[a], *gb = &q->clusters.at[b];
+                if (ga->width == p->tensors.at[t].width && ga->width == gb->width &&
+                    groups_fit(ga, gb))
+                    join(q, a, b);
+            }
     }
 }
 
