@@ -138,7 +138,14 @@ $(B)/unit/%.o: tests/unit/%.c $(B)/flags
 	@$(SHOW) cc $<
 	$(Q)$(CC) $(CFLAGS) -O1 $(LLVM_FLAGS) -Itests/unit -MMD -MP -c -o $@ $<
 
-$(B)/unit/test_%: $(B)/unit/test_%.o $(unit_help:tests/unit/%.c=$(B)/unit/%.o) $(OBJECTS)
+# Tests call the compiler too: its own main stands aside.
+$(B)/unit/main.o: compiler/main.c $(B)/flags
+	@$(SHOW) cc $<
+	$(Q)$(CC) $(filter-out -Wmissing-prototypes,$(CFLAGS)) -O1 -Dmain=teracube_main -MMD -MP \
+	  -c -o $@ $<
+
+$(B)/unit/test_%: $(B)/unit/test_%.o $(unit_help:tests/unit/%.c=$(B)/unit/%.o) \
+    $(B)/unit/main.o $(OBJECTS)
 	@$(SHOW) link $@
 	$(Q)$(CC) $(SFLAG) -o $@ $(filter-out $(B)/compiler/main.o,$^) -lcriterion $(LLVM_LIBS) $(LIBS)
 

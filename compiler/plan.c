@@ -24,8 +24,9 @@ const char *const coll_word[COLL_COUNT] = {
 };
 
 const char *const inst_word[I_KINDS] = {
-    "gemm", "rows", "coll", "merge", "attention", "attention_dx", "rope", "embed", "embed_dw",
-    "ce_stat", "ce", "copy", "zero", "count", "norm", "update"
+    "gemm", "rows", "coll", "merge", "colsum", "attention", "attention_dx", "rope", "rope_table",
+    "embed", "embed_dw", "ce_stat", "ce_merge", "ce", "copy", "zero", "count", "norm", "totals",
+    "update"
 };
 
 const char *const buf_class_word[BUF_CLASSES] = {
