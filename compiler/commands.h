@@ -14,7 +14,14 @@ Kernels *make_kernels(const Compile *c, const Emitted *e);
 const RtKernelFn *jit_kernels(Kernels *k);
 /* Trains with the slow interpreter (`run --reference`); the exit status. */
 int run_reference(Compile *c);
-/* verify of a model too large to execute: shrinks it, says what, verifies that. */
+
+/* verify: above this a plan is shrunk before it is executed (design.md 8). */
+#define VERIFY_FLOPS 1e10
+enum { VERIFY_RANKS = 64 };
+double verify_flops(const Plan *p, const Emitted *e);       // of one step, all ranks
+/* Steps of c's plan against the reference; the exit status. */
+int verify_execute(Compile *c, const Emitted *e);
+/* Shrinks the model, says what it shrank, and verifies that; verify_shrink.c. */
 int verify_shrunk(Compile *c);
 
 #endif
