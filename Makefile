@@ -32,7 +32,8 @@ HAVE_BISON  := $(shell command -v bison)
 HAVE_NVCC   := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 HAVE_MPI    := $(shell command -v mpicc)
 LIBDIRS     := /usr/lib /usr/local/lib /usr/lib64 $(wildcard /usr/lib/*-linux-gnu)
-HAVE_BLAS   := $(firstword $(wildcard $(addsuffix /libopenblas.so.0,$(LIBDIRS))))
+HAVE_BLAS   := $(firstword $(wildcard $(addsuffix /openblas-pthread/libopenblas.so.0,$(LIBDIRS)) \
+                                      /usr/local/lib/libopenblas.so.0))
 HAVE_NCCL   := $(firstword $(wildcard $(addsuffix /libnccl.so*,$(LIBDIRS))))
 HAVE_CRIT   := $(firstword $(wildcard /usr/include/criterion/criterion.h \
                                       /usr/local/include/criterion/criterion.h))
@@ -40,7 +41,7 @@ HAVE_CRIT   := $(firstword $(wildcard /usr/include/criterion/criterion.h \
 FOUND := flex $(call found,$(HAVE_FLEX),flex), \
   bison $(call found,$(HAVE_BISON),bison), \
   LLVM $(call found,$(LLVM_CONFIG),llvm-19-dev), \
-  BLAS $(call found,$(HAVE_BLAS),libopenblas0-serial), \
+  BLAS $(call found,$(HAVE_BLAS),libopenblas0-pthread), \
   CUDA $(call found,$(HAVE_NVCC),nvidia-cuda-toolkit), \
   NCCL $(call found,$(HAVE_NCCL),libnccl-dev), \
   MPI $(call found,$(HAVE_MPI),libopenmpi-dev), \
@@ -48,21 +49,20 @@ FOUND := flex $(call found,$(HAVE_FLEX),flex), \
 
 NEEDED   = $(if $(shell command -v cc),,gcc libc6-dev) $(if $(HAVE_FLEX),,flex) \
            $(if $(HAVE_BISON),,bison)
-WANTED   = $(if $(LLVM_CONFIG),,llvm-19-dev) $(if $(HAVE_BLAS),,libopenblas0-serial) \
+WANTED   = $(if $(LLVM_CONFIG),,llvm-19-dev) $(if $(HAVE_BLAS),,libopenblas0-pthread) \
            $(if $(HAVE_CRIT),,libcriterion-dev)
 
 # ---- flags and sources -------------------------------------------------------
 
 CC     ?= cc
 WARN   := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla
-CFLAGS := -std=c11 -D_GNU_SOURCE= -g $(WARN) -Icompiler -Iruntime -I$(B) $(SFLAG) \
-          $(if $(LLVM_CONFIG),-DHAVE_LLVM)
+CFLAGS := -std=c11 -D_GNU_SOURCE= -g $(WARN) -Icompiler -Iruntime -I$(B) $(SFLAG)
 LIBS   := -lm -lpthread -ldl
 
 compiler := $(filter-out compiler/emit_llvm%,$(wildcard compiler/*.c))
 runtime  := $(wildcard runtime/*.c)
 ifneq ($(LLVM_CONFIG),)
-compiler   += $(wildcard compiler/emit_llvm*.c)
+llvm       := $(wildcard compiler/emit_llvm*.c)
 LLVM_FLAGS := -isystem $(shell $(LLVM_CONFIG) --includedir)
 LLVM_LIBS  := -L$(shell $(LLVM_CONFIG) --libdir) -lLLVM-19
 endif
@@ -70,6 +70,7 @@ endif
 COMPILER := $(compiler:%.c=$(B)/%.o) $(B)/parser.o $(B)/lexer.o $(B)/prelude.o
 RUNTIME  := $(runtime:%.c=$(B)/%.o)
 OBJECTS  := $(COMPILER) $(RUNTIME)
+LLVM     := $(llvm:%.c=$(B)/%.o)
 
 # ---- build -------------------------------------------------------------------
 
@@ -77,23 +78,33 @@ OBJECTS  := $(COMPILER) $(RUNTIME)
 .DELETE_ON_ERROR:
 .SECONDARY:
 
-all: found $(B)/teracube $(B)/libteracube_rt.a
+all: found $(B)/teracube $(B)/libteracube_rt.a $(if $(LLVM),$(B)/teracube_llvm.so)
 
 found:
 	@echo '$(FOUND)'
 
 $(B)/teracube: $(OBJECTS)
 	@$(SHOW) link $@
-	$(Q)$(CC) $(SFLAG) -o $@ $(OBJECTS) $(LLVM_LIBS) $(LIBS)
+	$(Q)$(CC) $(SFLAG) -rdynamic -o $@ $(OBJECTS) $(LIBS)
+
+# What makes machine code, opened when a command needs it (compiler/llvm_load.c).
+$(B)/teracube_llvm.so: $(LLVM)
+	@$(SHOW) link $@
+	$(Q)$(CC) $(SFLAG) -shared -o $@ $(LLVM) $(LLVM_LIBS)
 
 # The runtime alone: what executables made by `teracube build` are linked with.
-$(B)/libteracube_rt.a: $(RUNTIME)
+$(B)/libteracube_rt.a: $(RUNTIME) $(B)/templates/c/program_main.o
 	@$(SHOW) ar $@
-	$(Q)rm -f $@ && ar rcs $@ $(RUNTIME)
+	$(Q)rm -f $@ && ar rcs $@ $^
 
 $(B)/compiler/%.o: compiler/%.c $(B)/flags
 	@$(SHOW) cc $<
-	$(Q)$(CC) $(CFLAGS) -O2 $(LLVM_FLAGS) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(CFLAGS) -O2 $(if $(filter compiler/emit_llvm%,$<),-fPIC $(LLVM_FLAGS)) -MMD -MP \
+	  -c -o $@ $<
+
+$(B)/templates/c/%.o: templates/c/%.c $(B)/flags
+	@$(SHOW) cc $<
+	$(Q)$(CC) $(CFLAGS) -O2 -MMD -MP -c -o $@ $<
 
 $(B)/runtime/%.o: runtime/%.c $(B)/flags
 	@$(SHOW) cc $<
@@ -119,8 +130,9 @@ $(B)/prelude.c: grammar/prelude.tcube $(B)/flags
 
 # Everything is made again when the flags change (LLVM was installed, say).
 $(B)/flags: FORCE
-	@mkdir -p $(B)/compiler $(B)/runtime $(B)/unit
-	@echo '$(CC) $(CFLAGS)' | cmp -s - $@ || echo '$(CC) $(CFLAGS)' > $@
+	@mkdir -p $(B)/compiler $(B)/runtime $(B)/unit $(B)/templates/c
+	@echo '$(CC) $(CFLAGS) $(LLVM_CONFIG)' | cmp -s - $@ || \
+	  echo '$(CC) $(CFLAGS) $(LLVM_CONFIG)' > $@
 .PHONY: FORCE
 FORCE:
 
@@ -198,4 +210,4 @@ style:
 clean:
 	$(Q)rm -rf build
 
--include $(OBJECTS:.o=.d) $(wildcard $(B)/unit/*.d)
+-include $(OBJECTS:.o=.d) $(LLVM:.o=.d) $(wildcard $(B)/unit/*.d)

@@ -13,8 +13,8 @@
 
 #include <llvm-c/Analysis.h>
 #include <llvm-c/LLJIT.h>
-#include <llvm-c/Target.h>
 #include <llvm-c/Support.h>
+#include <llvm-c/Target.h>
 #include <llvm-c/TargetMachine.h>
 #include <llvm-c/Transforms/PassBuilder.h>
 
@@ -41,10 +41,20 @@ static int register_bytes(const char *features)
     return strstr(features, "+avx2") ? 32 : 16;
 }
 
+/* Loop strength reduction costs a fifth of the time to generate code, and what it
+ * would do to our loops (one index, scaled addresses) is not measurable. */
+static void quicken(void)
+{
+    static bool done;
+    if (done) return;
+    done = true;
+    LLVMParseCommandLineOptions(2, (const char *const[]){ "teracube", "-disable-lsr" }, NULL);
+}
+
 static void target_open(Kernels *k)
 {
     L *l = &k->l;
-    static bool once; if(!once&&getenv("NOLSR")){once=true;LLVMParseCommandLineOptions(2,(const char*[]){"x","-disable-lsr"},NULL);}
+    quicken();
     LLVMInitializeNativeTarget();
     LLVMInitializeNativeAsmPrinter();
     if (llvm_cpu) {
@@ -64,7 +74,7 @@ static void target_open(Kernels *k)
     LLVMTargetRef target;
     if (LLVMGetTargetFromTriple(triple, &target, &error)) bug("LLVM: %s", error);
     k->machine = LLVMCreateTargetMachine(target, triple, l->cpu, l->features,
-        getenv("CGL")?(LLVMCodeGenOptLevel)atoi(getenv("CGL")):LLVMCodeGenLevelDefault, LLVMRelocPIC, LLVMCodeModelDefault);
+        LLVMCodeGenLevelDefault, LLVMRelocPIC, LLVMCodeModelDefault);
     LLVMSetTarget(l->mod, triple);
     LLVMTargetDataRef layout = LLVMCreateTargetDataLayout(k->machine);
     LLVMSetModuleDataLayout(l->mod, layout);

@@ -420,12 +420,12 @@ static void forward_results(Attn *a, Forward *f, const Span *q)
     Loop o = l_for(l, "result", l_i64(l, 0), q->n, l->lanes, 0, NULL);
     Val total = vec_at(l, f->total, o.i);
     vec_put(l, l_div(l, l_const(l_type(total), 1), total), f->factor, o.i);
-    Val lse = l_add(l, vec_at(l, f->most, o.i), l_libm(l, "log", total));
-    for (int u = 0; u < l->lanes; u++) {
-        Val row = l_iadd(l, q->row, clamped(l, o.i, u, q->n));
-        l_store(l, LLVMBuildExtractElement(l->b, lse, l_i64(l, u), ""), lse_at(a, row, f->head), 1);
-    }
+    vec_put(l, l_add(l, vec_at(l, f->most, o.i), l_libm(l, "log", total)), f->most, o.i);
     l_next(l, &o, NULL);
+    Loop r = l_for(l, "lse", l_i64(l, 0), q->n, 1, 0, NULL);
+    Val lse = l_load(l, l->real, l_real_at(l, f->most, r.i), 1, 1);
+    l_store(l, lse, lse_at(a, l_iadd(l, q->row, r.i), f->head), 1);
+    l_next(l, &r, NULL);
     l_sub_call(l, &a->unpack, 5, (Val[]){ f->ot, head_at(a, 3, q->row, f->head),
                                           l_i64(l, a->s->ld[3]), q->n, f->factor });
 }

@@ -113,6 +113,20 @@ int      kernels_object(Kernels *k, const char *path, int nblobs,
                         const char *const *blob_name, const void *const *blob,
                         const size_t *blob_bytes);
 void     kernels_free(Kernels *k);
+
+/* The four as a table, found in teracube_llvm.so when a command needs it. */
+typedef struct {
+    Kernels *(*make)(const KernelSpec *spec, int n, const char *module_name, FILE *dump);
+    void   **(*jit)(Kernels *k);
+    int      (*object)(Kernels *k, const char *path, int nblobs, const char *const *blob_name,
+                       const void *const *blob, const size_t *blob_bytes);
+    void     (*free)(Kernels *k);
+} LlvmApi;
+extern const LlvmApi llvm_api;
+/* llvm_load.c: opens it once; ends the process with status 4 where LLVM is absent. */
+const LlvmApi *llvm_load(const char *command);
+const char    *own_folder(void);        // of this executable
+
 /* Another target than this computer, in LLVM's words: "x86-64-v4", "+avx512f,..". */
 extern const char *llvm_cpu, *llvm_features;
 

@@ -57,6 +57,8 @@ int rowmap_of(Part *q, Axes rows)
 
 static BufferId buffer_new(Part *q, const char *name, BufClass class, DType d, int64_t n)
 {
+    if (q->in_chunk && class >= BUF_ACTIVATION)
+        class = BUF_LOGITS;
     Buffer b = { .name = name, .class = class, .dtype = d, .elements = n, .first = -1,
                  .last = -1 };
     vec_add(&q->p->buffers, b);

@@ -102,6 +102,23 @@ static void check_copies(Part *q, const Op *f, TensorId dy, ValueId v)
                        "attention, with fewer kv heads than y = %d", f->name, q->p->is.y);
 }
 
+/* A unit's columns of a fused gradient. Where they have no copies nothing is
+ * pending over copies either, whatever holds of the other units' columns. */
+static ValueId unit_columns(Part *q, ValueId dy, int64_t at, int64_t n, UnitId u)
+{
+    ValueId v = value_view(q, dy, 0, q->p->values.at[dy].rows, at, n);
+    Value *x = &q->p->values.at[v];
+    if (q->p->units.at[u].piece[0].cols.rep > 1)
+        return v;
+    Columns c = { 0, NEWN(Segment, x->cols_map.n + 1) };
+    for (int i = 0; i < x->cols_map.n; i++)
+        if (x->cols_map.seg[i].rep <= 1)
+            c.seg[c.n++] = x->cols_map.seg[i];
+    x->cols_map = c;
+    x->layout.partial &= (Axes)~AX_YR;
+    return v;
+}
+
 static void lower_linear_dx(Part *q, OpId op)
 {
     Op o = q->p->ops.at[op];
@@ -123,8 +140,7 @@ static void lower_linear_dx(Part *q, OpId op)
         UnitId u = f->unit[k];
         int64_t n = unit_out(q, &fo, u);
         ValueId w = weight(q, u);
-        ValueId part = f->nunits == 1 ? dy
-            : value_view(q, dy, 0, q->p->values.at[dy].rows, at, n);
+        ValueId part = f->nunits == 1 ? dy : unit_columns(q, dy, at, n, u);
         gemm(q, op, fo.transposed ? "dY W" : "dY WT", part, false, w, !fo.transposed, dx,
              add || k > 0);
         at += n;
@@ -148,8 +164,7 @@ static void lower_linear_dw(Part *q, OpId op)
         bool first;
         ValueId dw = weight_grad(q, u, &first);
         bool add = !first || (q->in_chunk && q->ichunk > 0);
-        ValueId part = f->nunits == 1 ? dy
-            : value_view(q, dy, 0, q->p->values.at[dy].rows, at, n);
+        ValueId part = f->nunits == 1 ? dy : unit_columns(q, dy, at, n, u);
         if (fo.transposed)
             gemm(q, op, "dYT X", part, true, x, false, dw, add);
         else

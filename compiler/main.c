@@ -77,7 +77,7 @@ int command_check(Compile *c)
             return EXIT_INPUT;
     }
     if (!c->o->quiet)
-        printf("%s: %d parameters tensors, no errors\n", c->plan->model_name, c->plan->params.n);
+        printf("%s: no errors\n", c->plan->model_name);
     return EXIT_FINE;
 }
 
@@ -266,10 +266,10 @@ int main(int argc, char **argv)
     Ast *ast = parse_files(&o.in);
     if (asked(o.dump, "parse"))
         print_ast(ast, stderr);
-    c.config = config_read(ast, &o.in);
-    int status = diag_errors() ? EXIT_INPUT : command->run(&c);
-    if (diag_errors() && status == EXIT_FINE)
-        status = EXIT_INPUT;
+    c.config = diag_errors() ? NULL : config_read(ast, &o.in);
+    int status = diag_errors() ? diag_status() : command->run(&c);
+    if (diag_errors() && status <= EXIT_INPUT)
+        status = diag_status();
     if (fflush(stdout) || ferror(stdout))
         die(EXIT_WORLD, "could not write the output");
     return status;

@@ -607,15 +607,16 @@ static bool psum_at(Part *q, OpId root, Ops *out)
     return true;
 }
 
-static void mark_inner(Part *q, OpId add, bool *dead, int depth)
+/* The additions inside a root; root[i]: which one operator i went into. */
+static void mark_inner(Part *q, OpId add, OpId into, OpId *root, int depth)
 {
     Plan *p = q->p;
     const Op *o = &p->ops.at[add];
     int64_t w = p->tensors.at[o->out[0]].width;
     for (int j = 0; j < o->nin; j++)
         if (is_add(q, o->in[j], w) && q->spot[o->in[j]].nuses == 1 && depth < 64) {
-            dead[p->tensors.at[o->in[j]].def] = true;
-            mark_inner(q, p->tensors.at[o->in[j]].def, dead, depth + 1);
+            root[p->tensors.at[o->in[j]].def] = into;
+            mark_inner(q, p->tensors.at[o->in[j]].def, into, root, depth + 1);
         }
 }
 
@@ -636,12 +637,14 @@ void place_psums(Part *q)
 {
     Plan *p = q->p;
     int n = p->ops.n, ninputs = 0;
-    bool *dead = NEWN(bool, n);
+    OpId *root = NEWN(OpId, n);     // of what is no more
+    for (int i = 0; i < n; i++)
+        root[i] = NONE;
     Ops *at = NEWN(Ops, n);
     for (int i = 0; i < n; i++)
         if (is_root(q, i) && psum_at(q, i, &at[i])) {
-            dead[i] = true;
-            mark_inner(q, i, dead, 0);
+            root[i] = i;
+            mark_inner(q, i, i, root, 0);
             ninputs++;
         }
     if (ninputs == 0)
@@ -652,12 +655,15 @@ void place_psums(Part *q)
     for (int i = 0; i < n; i++) {
         if (i == p->nforward)
             nforward = all.n;
-        new_id[i] = all.n;
         for (int j = 0; j < at[i].n; j++)
             vec_add(&all, at[i].at[j]);
-        if (!dead[i])
+        if (root[i] == NONE)
             vec_add(&all, p->ops.at[i]);
+        new_id[i] = all.n - 1;      // of a root: its last addition
     }
+    for (int i = 0; i < n; i++)
+        if (root[i] != NONE)
+            new_id[i] = new_id[root[i]];
     p->nforward = p->nforward == n ? all.n : nforward;
     for (int i = 0; i < all.n; i++) {
         if (all.at[i].of != NONE)

@@ -428,7 +428,8 @@ static void json_tensors(Json *j, const Plan *p)
         for (int k = 0; k < p->insts.at[i].nout; k++) {
             const Value *v = &p->values.at[p->insts.at[i].out[k]];
             if (v->unit != NONE || v->tensor == NONE || v->layout.partial || v->buffer == NONE ||
-                map_get(done, p->tensors.at[v->tensor].name) >= 0 || p->tensors.at[v->tensor].kind != T_ROWS ||
+                map_get(done, p->tensors.at[v->tensor].name) >= 0 ||
+                p->tensors.at[v->tensor].kind != T_ROWS ||
                 p->buffers.at[v->buffer].class != BUF_ACTIVATION)
                 continue;
             map_put(done, p->tensors.at[v->tensor].name, 1);

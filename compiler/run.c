@@ -27,24 +27,14 @@ void use_this_machine(Compile *c)
 
 Kernels *make_kernels(const Compile *c, const Emitted *e)
 {
-#ifdef HAVE_LLVM
     bool dump = c->o->dump && (strstr(c->o->dump, "llvm") || strcmp(c->o->dump, "all") == 0);
-    return emit_llvm(e->specs.at, e->specs.n, c->plan->model_name, dump ? stderr : NULL);
-#else
-    (void)e;
-    die(EXIT_WORLD, "%s makes machine code with LLVM 19, and this teracube was built without it; "
-        "install llvm-19-dev and build again", c->o->command);
-#endif
+    return llvm_load(c->o->command)->make(e->specs.at, e->specs.n, c->plan->model_name,
+                                          dump ? stderr : NULL);
 }
 
 const RtKernelFn *jit_kernels(Kernels *k)
 {
-#ifdef HAVE_LLVM
-    return (const RtKernelFn *)(void *)kernels_jit(k);
-#else
-    (void)k;
-    return NULL;
-#endif
+    return (const RtKernelFn *)(void *)llvm_load("")->jit(k);
 }
 
 static bool training_is_complete(const Compile *c)
@@ -102,25 +92,18 @@ static int spawn(const char *const *argv)
 /* The runtime library stands beside the compiler's own executable. */
 static const char *runtime_library(void)
 {
-    char exe[4096];
-    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
-    if (n <= 0)
-        die(EXIT_WORLD, "could not find this executable's folder: %s", strerror(errno));
-    exe[n] = 0;
-    char *slash = strrchr(exe, '/');
-    *slash = 0;
-    const char *lib = str_fmt("%s/libteracube_rt.a", exe);
+    const char *lib = str_fmt("%s/libteracube_rt.a", own_folder());
     if (access(lib, R_OK) != 0)
         die(EXIT_WORLD, "%s: %s; build needs the runtime library beside teracube", lib,
             strerror(errno));
     return lib;
 }
 
-#ifdef HAVE_LLVM
 static void object(const Compile *c, const Emitted *e, const char *path)
 {
-    const char *const name[] = { "rt_head", "rt_steps", "rt_params", "rt_units", "rt_pieces",
-        "rt_segments", "rt_columns", "rt_rowmaps", "rt_text" };
+    const char *const name[] = { "program_head", "program_steps", "program_params",
+        "program_units", "program_pieces", "program_segments", "program_columns",
+        "program_rowmaps", "program_text" };
     const void *const data[] = { &e->head, e->steps.at, e->params.at, e->units.at, e->pieces.at,
         e->segments.at, e->columns.at, e->rowmaps.at, e->text.at };
     const size_t bytes[] = { sizeof e->head, sizeof(RtStep) * (size_t)e->steps.n,
@@ -128,12 +111,12 @@ static void object(const Compile *c, const Emitted *e, const char *path)
         sizeof(RtPiece) * (size_t)e->pieces.n, sizeof(RtSegment) * (size_t)e->segments.n,
         sizeof(RtColumns) * (size_t)e->columns.n, sizeof(RtRowMap) * (size_t)e->rowmaps.n,
         e->text.n };
+    const LlvmApi *llvm = llvm_load(c->o->command);
     Kernels *k = make_kernels(c, e);
-    if (kernels_object(k, path, 9, name, data, bytes) != 0)
+    if (llvm->object(k, path, 9, name, data, bytes) != 0)
         die(EXIT_WORLD, "could not write %s: %s", path, strerror(errno));
-    kernels_free(k);
+    llvm->free(k);
 }
-#endif
 
 int command_build(Compile *c)
 {
@@ -145,14 +128,16 @@ int command_build(Compile *c)
     use_this_machine(c);
     if (!training_is_complete(c) || !compile_to(c, "memory"))
         return EXIT_INPUT;
-#ifdef HAVE_LLVM
     const char *lib = runtime_library();
     const char *obj = str_fmt("%s.o.%ld", c->o->output, (long)getpid());
     const char *exe = str_fmt("%s.new.%ld", c->o->output, (long)getpid());
     object(c, emit_program(c->plan), obj);
     const char *cc = getenv("CC") ? getenv("CC") : "cc";
-    const char *const argv[] = { cc, "-o", exe, obj, "-Wl,--whole-archive", lib,
-        "-Wl,--no-whole-archive", "-lm", "-lpthread", "-ldl", NULL };
+    const char *const argv[] = { cc, "-o", exe, obj, lib, "-lm", "-lpthread", "-ldl",
+#ifdef TERACUBE_SAN
+        "-fsanitize=address,undefined",
+#endif
+        NULL };
     int status = spawn(argv);
     unlink(obj);
     if (status != 0) {
@@ -171,10 +156,4 @@ int command_build(Compile *c)
         printf("%s: %d rank%s as threads; run it with --help\n", c->o->output,
                plan_ranks(c->plan), plan_ranks(c->plan) > 1 ? "s" : "");
     return EXIT_FINE;
-#else
-    (void)spawn;
-    (void)runtime_library;
-    make_kernels(c, NULL);
-    return EXIT_WORLD;
-#endif
 }

@@ -20,8 +20,8 @@ void verify_fail(Verify *v, InstId i, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* Runs the program on types. Names of its checks: read-before-written,
- * layout-agrees, partial-value, sum-twice, group-fits, gradient-summed,
- * parameters-whole, sum-unfinished. */
+ * layout-agrees, other-contents, partial-value, sum-twice, sum-order, group-fits,
+ * gradient-summed, parameters-whole, sum-unfinished, step-order. */
 void verify_flow(Verify *v);
 
 #endif

@@ -19,15 +19,25 @@ typedef struct {
     int64_t offset, rows, cols, ld;
     Layout type;
     UnitId unit; bool whole;    // weights and their gradients
+    TensorId tensor;            // what it holds; of a sum, its first term
+    bool copies;                // some columns are held by several ranks of y
+    int nterms; OpId last;      // operators that added to it, and the last of them
+    int64_t k;                  // products: columns summed over; column sums: tokens seen
     bool read;                  // since it was written: adding to it now is too late
 } Fact;
 typedef VEC(Fact) Facts;
+
+/* Tokens whose rows an operator has added to a unit's gradient. */
+typedef struct { OpId op; UnitId unit; int64_t tokens; } Share;
 
 typedef struct {
     Verify *v;
     const Plan *p;
     Facts *facts;               // per buffer
     InstId i;
+    VEC(Share) shares;
+    int ncount, nnorm, ntotals, nupdate;        // of a step's end, seen so far
+    TensorId dlogits;           // what the loss leaves in the logits' place
 } Flow;
 
 static void fail(Flow *f, const char *check, const char *fmt, ...)
@@ -95,6 +105,44 @@ static bool is_range(const Flow *f, const Value *x)
     return f->p->buffers.at[x->buffer].persistent && x->unit == NONE;
 }
 
+/* The fact's tensor may stand where `t` is asked for: views and sums in place. */
+static bool holds(const Flow *f, const Fact *a, TensorId t, int depth)
+{
+    OpId d = f->p->tensors.at[t].def;
+    if (a->tensor == t)
+        return true;
+    if (d == NONE || depth > 16)
+        return false;
+    const Op *o = &f->p->ops.at[d];
+    if (o->kind == OP_SPLIT)
+        return holds(f, a, o->in[0], depth + 1);
+    for (int j = 0; j < o->nin && (o->kind == OP_PSUM || o->kind == OP_CONCAT); j++)
+        if (holds(f, a, o->in[j], depth + 1))
+            return o->kind == OP_CONCAT || a->nterms == o->nin;
+    return false;
+}
+
+static bool has_copies(const Value *x)
+{
+    bool copies = false;
+    for (int i = 0; i < x->cols_map.n; i++)
+        copies |= x->cols_map.seg[i].rep > 1;
+    return copies;
+}
+
+/* A sum over copies is pending on copied columns alone: others do not care. */
+static bool agrees(const Fact *a, const Value *x)
+{
+    Layout t = a->type, u = x->layout;
+    if ((t.partial ^ u.partial) & AX_YR) {
+        if (t.partial & AX_YR ? has_copies(x) : a->copies)
+            return false;
+        t.partial &= (Axes)~AX_YR;
+        u.partial &= (Axes)~AX_YR;
+    }
+    return same_type(t, u);
+}
+
 /* Reads an operand: what it holds now must be all there and of its declared type. */
 static Layout read(Flow *f, ValueId id)
 {
@@ -107,10 +155,13 @@ static Layout read(Flow *f, ValueId id)
             continue;
         got += covered(a, x);
         a->read = true;
-        if (x->unit == NONE && !is_range(f, x) && !same_type(a->type, x->layout))
+        if (x->unit == NONE && !is_range(f, x) && !agrees(a, x))
             fail(f, a->type.partial != x->layout.partial ? "partial-value" : "layout-agrees",
                  "`%s` holds %s, the operand is declared %s",
                  f->p->buffers.at[x->buffer].name, type_word(a->type), type_word(x->layout));
+        if (x->tensor != NONE && a->tensor != NONE && !holds(f, a, x->tensor, 0))
+            fail(f, "other-contents", "`%s` is not, or not yet, in `%s`",
+                 f->p->tensors.at[x->tensor].name, f->p->buffers.at[x->buffer].name);
         if (x->unit != NONE && (a->unit != x->unit || a->whole != x->whole))
             fail(f, "layout-agrees", "`%s` holds another block than the operand names",
                  f->p->buffers.at[x->buffer].name);
@@ -131,12 +182,30 @@ static void forget(Flow *f, const Value *x)
     facts->n = n;
 }
 
+/* Gradients whose norm was taken are not written again. */
+static void late(Flow *f, const Value *x)
+{
+    if (f->nnorm && f->p->buffers.at[x->buffer].class == BUF_GRADS)
+        fail(f, "gradient-summed", "a gradient is written after the norm was taken");
+}
+
 static void put(Flow *f, ValueId id, Layout type)
 {
     const Value *x = val(f, id);
-    Fact a = { x->offset, x->rows, x->cols, x->ld, type, x->unit, x->whole, false };
+    const Inst *n = &f->p->insts.at[f->i == NONE ? 0 : f->i];
+    Fact a = { .offset = x->offset, .rows = x->rows, .cols = x->cols, .ld = x->ld, .type = type,
+               .unit = x->unit, .whole = x->whole, .tensor = x->tensor,
+               .copies = has_copies(x), .nterms = 1, .last = f->i == NONE ? NONE : n->op,
+               .k = n->kind == I_GEMM ? n->k : 0 };
     forget(f, x);
     vec_add(&f->facts[x->buffer], a);
+    late(f, x);
+}
+
+static Fact *newest(Flow *f, ValueId id)        // the fact that `put` has just made
+{
+    Facts *facts = &f->facts[val(f, id)->buffer];
+    return &facts->at[facts->n - 1];
 }
 
 /* Writes a result of the type that the rule gives; it must be the declared one. */
@@ -153,6 +222,7 @@ static void write(Flow *f, ValueId id, Layout type)
 static void add(Flow *f, ValueId id, Layout type)
 {
     const Value *x = val(f, id);
+    const Inst *n = &f->p->insts.at[f->i];
     Facts *facts = &f->facts[x->buffer];
     int64_t got = 0;
     for (int i = 0; i < facts->n; i++) {
@@ -165,7 +235,12 @@ static void add(Flow *f, ValueId id, Layout type)
                  f->p->buffers.at[x->buffer].name);
         if (!same_type(a->type, type))
             fail(f, "partial-value", "adds %s to %s", type_word(type), type_word(a->type));
+        if (a->last != n->op)
+            a->nterms++;
+        a->last = n->op;
+        a->k += n->kind == I_GEMM ? n->k : 0;
     }
+    late(f, x);
     if (got < x->rows * x->cols)
         fail(f, "read-before-written", "adds to `%s`, which was not written",
              f->p->buffers.at[x->buffer].name);
@@ -272,6 +347,17 @@ static void product(Flow *f, const Inst *n, bool x_by_cols)
     produce(f, n->out[0], pending(y, k), n->accumulate);
 }
 
+static void share(Flow *f, OpId op, UnitId u, int64_t tokens)
+{
+    for (int i = f->shares.n - 1; i >= 0 && i >= f->shares.n - 64; i--)
+        if (f->shares.at[i].op == op && f->shares.at[i].unit == u) {
+            f->shares.at[i].tokens += tokens;
+            return;
+        }
+    Share s = { op, u, tokens };
+    vec_add(&f->shares, s);
+}
+
 /* XT dY: a sum over the rank's rows, pending over the axes that split them. */
 static void weight_gradient(Flow *f, const Inst *n)
 {
@@ -298,6 +384,7 @@ static void weight_gradient(Flow *f, const Inst *n)
     Layout t = type(0, 0, (Axes)(a.rows | canon(f, AX_DATA, 1) |
                                  ((a.partial | b.partial) & AX_YR)));
     t.rep = b.partial & AX_YR ? b.rep : a.rep;
+    share(f, n->op, g->unit, n->k * axes_size(f->p, a.rows, 1));
     produce_grad(f, n->out[0], t, n->accumulate);
 }
 
@@ -379,7 +466,7 @@ static void row_operand(Flow *f, const RowProg *r, const RowArg *a, RowTypes *t)
 
 /* Types of the nodes: how each depends on operands whose sum is pending, and
  * whether it is a part of a sum over the split width. */
-static void row_results(Flow *f, const RowProg *r, RowTypes t)
+static void row_results(Flow *f, const Inst *inst, const RowProg *r, RowTypes t)
 {
     Degree *d = NEWN(Degree, r->nnodes);
     bool *split = NEWN(bool, r->nnodes);
@@ -439,6 +526,8 @@ static void row_results(Flow *f, const RowProg *r, RowTypes t)
             if (a->length < r->width || r->axis == 0)       // shared by parts on other ranks
                 l = pending(l, a->length < r->width ? r->axis : 0);
             put(f, a->value, l);
+            newest(f, a->value)->k = f->p->rowmaps.at[inst->rowmap].count *
+                                     axes_size(f->p, t.rows, 1);
             break;
         }
     }
@@ -451,7 +540,7 @@ static void rule_rows(Flow *f, const Inst *n)
     for (int i = 0; i < r->nargs; i++)
         if (!r->arg[i].is_out)
             row_operand(f, r, &r->arg[i], &t);
-    row_results(f, r, t);
+    row_results(f, n, r, t);
 }
 
 static void rule_colsum(Flow *f, const Inst *n)
@@ -469,6 +558,7 @@ static void rule_colsum(Flow *f, const Inst *n)
     if (l.partial & cols & (Axes)~AX_YR)
         fail(f, "gradient-summed", "a sum over %s is pending on a vector split over it",
              axes_word(l.partial, l.rep));
+    share(f, n->op, g->unit, facts->at[0].k);
     produce_grad(f, n->out[0], l, n->accumulate);
 }
 
@@ -507,6 +597,8 @@ static void rule_embed_dw(Flow *f, const Inst *n)
              type_word(l));
     if (l.rows != f->p->rowmaps.at[n->rowmap].axes)
         fail(f, "layout-agrees", "ids of other rows than the gradient's");
+    share(f, n->op, val(f, n->out[0])->unit,
+          val(f, n->in[0])->rows * axes_size(f->p, l.rows, 1));
     produce_grad(f, n->out[0], type(0, 0, (Axes)(l.rows | canon(f, AX_DATA, 1))), true);
 }
 
@@ -592,7 +684,10 @@ static void rule_loss(Flow *f, const Inst *n)
     Layout s = read(f, n->in[1]);
     if (s.partial)
         fail(f, "partial-value", "the loss's statistics are of the rank's own columns only");
+    if (f->ncount != 1 || f->ntotals)
+        fail(f, "step-order", "the loss is taken before targets are counted or after it is summed");
     write(f, n->out[0], l);
+    newest(f, n->out[0])->tensor = f->dlogits;
 }
 
 /* ---- rules: collectives --------------------------------------------------------------------- */
@@ -661,11 +756,15 @@ static void range_sum(Flow *f, const Inst *n)
         if (own_part && a->type.cols)
             fail(f, "sum-twice", "the gradient is scattered already");
         a->type.partial &= (Axes)~n->axes;
+        if ((n->axes & AX_DATA) && a->type.partial)
+            fail(f, "sum-order", "replicas are summed while a sum over {%s} is pending",
+                 axes_word(a->type.partial, a->type.rep));
         if (own_part)
             a->type.cols |= n->axes;
     }
     if (!any)
         fail(f, "read-before-written", "no gradient has been written here");
+    late(f, x);
     if (n->axes & AX_DATA && (x->offset != 0 || x->cols != f->p->flat_pad))
         fail(f, "group-fits", "replicas sum a part of the gradients");
 }
@@ -751,6 +850,10 @@ static void rule_reduce(Flow *f, const Inst *n)
         return;
     }
     Layout l = read(f, n->in[0]);
+    for (int i = 0; i < val(f, n->in[0])->cols_map.n; i++)
+        if ((n->axes & AX_Y) == AX_YR && val(f, n->in[0])->cols_map.seg[i].rep != n->rep)
+            fail(f, "sum-twice", "columns without copies are summed over %s",
+                 axes_word(n->axes, n->rep));
     if (l.partial != n->axes || l.rep != n->rep)
         fail(f, "sum-twice", "pending is {%s}, summed {%s}", axes_word(l.partial, l.rep),
              axes_word(n->axes, n->rep));
@@ -800,8 +903,11 @@ static void gradients_done(Flow *f, const Inst *n)
     Axes data = canon(f, AX_DATA, 1);
     bool sharded = data && f->p->is.zero >= 1;
     Facts *facts = &f->facts[val(f, n->in[0])->buffer];
+    int64_t *got = NEWN(int64_t, f->p->units.n + 1);
     for (int i = 0; i < facts->n; i++) {
         const Fact *a = &facts->at[i];
+        if (a->unit != NONE)
+            got[a->unit] += a->rows * a->cols;
         const char *name = a->unit != NONE ? f->p->units.at[a->unit].name : "?";
         if (a->type.partial)
             fail(f, "gradient-summed", "the gradient of `%s` still has a sum over {%s} pending",
@@ -810,12 +916,19 @@ static void gradients_done(Flow *f, const Inst *n)
             fail(f, "gradient-summed", "the gradient of `%s` is split over {%s}", name,
                  axes_word(a->type.cols, 1));
     }
+    for (int i = 0; i < f->p->units.n; i++)
+        if (got[i] < val(f, f->p->units.at[i].g)->rows * val(f, f->p->units.at[i].g)->cols)
+            fail(f, "gradient-summed", "%" PRId64 " elements of the gradient of `%s` have been "
+                 "written, not %" PRId64, got[i], f->p->units.at[i].name,
+                 val(f, f->p->units.at[i].g)->rows * val(f, f->p->units.at[i].g)->cols);
 }
 
 static void update(Flow *f, const Inst *n)
 {
     Axes data = canon(f, AX_DATA, 1);
     gradients_done(f, n);
+    if (f->ntotals != 1 || f->nupdate++)
+        fail(f, "step-order", "the update does not stand once behind the totals");
     Facts *facts = &f->facts[val(f, n->out[0])->buffer];
     for (int i = 0; i < facts->n; i++)
         facts->at[i].type.cols = f->p->is.zero >= 1 ? data : 0;
@@ -828,22 +941,26 @@ static void begin(Flow *f)      // parameters are there; gradients are not
         put(f, p->units.at[i].p, type(0, 0, 0));
 }
 
-/* Every operator that adds to a gradient has done so. */
+/* Every operator that adds to a gradient has done so, for every token once. */
 static void check_contributions(Flow *f)
 {
     const Plan *p = f->p;
+    bool *found = NEWN(bool, p->ops.n);
     f->i = NONE;
-    for (int i = 0; i < p->ops.n; i++) {
-        const Op *o = &p->ops.at[i];
-        if (op_class[o->kind] != C_ACC)
-            continue;
-        bool found = false;
-        for (int k = 0; k < p->insts.n && !found; k++)
-            found = p->insts.at[k].op == i && (p->insts.at[k].kind == I_GEMM ||
-                    p->insts.at[k].kind == I_COLSUM || p->insts.at[k].kind == I_EMBED_DW);
-        if (!found)
-            fail(f, "gradient-summed", "`%s` never adds to its gradient", o->name);
+    for (int i = 0; i < f->shares.n; i++) {
+        const Share *s = &f->shares.at[i];
+        found[s->op] = true;
+        if (s->tokens != p->is.T)
+            fail(f, "gradient-summed", "`%s` adds the rows of %" PRId64 " tokens to the gradient "
+                 "of `%s`, there are %" PRId64, p->ops.at[s->op].name, s->tokens,
+                 p->units.at[s->unit].name, p->is.T);
     }
+    for (int i = 0; i < p->ops.n; i++)
+        if (op_class[p->ops.at[i].kind] == C_ACC && !found[i])
+            fail(f, "gradient-summed", "`%s` never adds to its gradient", p->ops.at[i].name);
+    if (f->ncount != 1 || f->nnorm != 1 || f->ntotals != 1 || f->nupdate != 1)
+        fail(f, "step-order", "a step has %d counts of targets, %d norms, %d totals, %d updates",
+             f->ncount, f->nnorm, f->ntotals, f->nupdate);
     Facts *facts = &f->facts[0];
     for (int i = 0; i < facts->n; i++)
         if (facts->at[i].type.cols)
@@ -873,7 +990,15 @@ static void rule(Flow *f, const Inst *n)
         rule_loss(f, n);
         break;
     case I_COPY:       rule_copy(f, n); break;
-    case I_NORM:       gradients_done(f, n); break;
+    case I_COUNT:      f->ncount++; break;
+    case I_NORM:
+        gradients_done(f, n);
+        f->nnorm++;
+        break;
+    case I_TOTALS:
+        if (!f->nnorm || f->ntotals++)
+            fail(f, "step-order", "totals do not stand once behind the norm");
+        break;
     case I_UPDATE:     update(f, n); break;
     case I_ZERO:
         if (n->op != NONE)      // a table's gradient, before rows are added
@@ -889,10 +1014,16 @@ static void rule(Flow *f, const Inst *n)
 void verify_flow(Verify *v)
 {
     const Plan *p = v->p;
-    Flow f = { .v = v, .p = p };
+    Flow f = { .v = v, .p = p, .i = NONE, .dlogits = NONE };
     f.facts = NEWN(Facts, p->buffers.n);
+    for (int i = p->nforward; i < p->ops.n; i++)
+        if (p->ops.at[i].kind == OP_CE_DX)
+            f.dlogits = p->ops.at[i].out[0];
     begin(&f);
-    for (f.i = 0; f.i < p->insts.n; f.i++)
+    for (f.i = 0; f.i < p->insts.n; f.i++) {
+        if (f.i > 0 && p->insts.at[f.i].phase < p->insts.at[f.i - 1].phase)
+            fail(&f, "step-order", "a phase stands behind a later one");
         rule(&f, &p->insts.at[f.i]);
+    }
     check_contributions(&f);
 }

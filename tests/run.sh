@@ -94,8 +94,8 @@ run_script() { # FOLDER FILE
 
 # Criterion programs, each test counted by its TAP line.
 run_unit() {
-    if ! ls /usr/include/criterion/criterion.h /usr/local/include/criterion/criterion.h \
-        > /dev/null 2>&1; then
+    if [ ! -e /usr/include/criterion/criterion.h ] &&
+        [ ! -e /usr/local/include/criterion/criterion.h ]; then
         skip unit "no Criterion (libcriterion-dev)"; return
     fi
     ${MAKE:-make} -s -k --no-print-directory SAN="${SAN:-0}" unit > "$work/make" 2>&1 ||

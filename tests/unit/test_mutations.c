@@ -1,0 +1,448 @@
+/*
+ * test_mutations.c - does `verify` see every wrong collective?
+ *
+ * Each collective of a plan is deleted, doubled, moved and re-grouped, one change at
+ * a time. A mutant counts when executing it changes a loss, a gradient or a
+ * parameter of two steps, or fails, or hangs: verify must reject all that count. What
+ * verify accepts is executed on threads in a process of its own, with memory
+ * that starts as no number in each step; results are compared bit by bit. In plain
+ * runs at most SAMPLE accepted mutants of a plan are executed; all with ALL=1.
+ *
+ * Other instructions are deleted and swapped with their neighbours in the same way.
+ */
+#include <criterion/criterion.h>
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "emit.h"
+
+enum { STEPS = 2, SAMPLE = 50, BATCH = 400 };
+
+/* ---- plans ------------------------------------------------------------------------ */
+
+static const char gpt[] =
+    "model gpt { vocab = 31; layers = 2; hidden = 24; heads = 4\n"
+    "  block layer(x) {\n"
+    "    h = layernorm(x); q, k, v = split(linear(h, 3*hidden), 3)\n"
+    "    x = x + dropout(linear(attention(q, k, v, heads=heads), hidden), 0.1)\n"
+    "    return x + linear(gelu(linear(layernorm(x), 2*hidden)), hidden) }\n"
+    "  x = embed(tokens, vocab, hidden, name=\"wte\") + embed(positions, 16, hidden)\n"
+    "  repeat i in layers { x = layer(x, name=\"h.{i}\") }\n"
+    "  loss = cross_entropy(linear(layernorm(x), vocab, bias=no, tie=\"wte\"), targets) }\n";
+
+static const char llama[] =
+    "model llama { vocab = 30; layers = 1; hidden = 24; heads = 4; kv = 2\n"
+    "  block layer(x) {\n"
+    "    h = rmsnorm(x)\n"
+    "    q = rope(linear(h, hidden, bias=no), heads=heads)\n"
+    "    k = rope(linear(h, hidden/heads*kv, bias=no), heads=kv)\n"
+    "    v = linear(h, hidden/heads*kv, bias=no)\n"
+    "    x = x + linear(attention(q, k, v, heads=heads, kv_heads=kv), hidden, bias=no)\n"
+    "    h = rmsnorm(x)\n"
+    "    h = silu(linear(h, 48, bias=no)) * linear(h, 48, bias=no)\n"
+    "    return x + linear(h, hidden, bias=no) }\n"
+    "  x = embed(tokens, vocab, hidden)\n"
+    "  repeat i in layers { x = layer(x, name=\"h.{i}\") }\n"
+    "  loss = cross_entropy(linear(rmsnorm(x), vocab, bias=no), targets) }\n";
+
+static const char parallel[] =
+    "model parallel { vocab = 30; layers = 2; hidden = 24; heads = 4\n"
+    "  block layer(x) {\n"
+    "    h = layernorm(x)\n"
+    "    a = attention(linear(h, hidden), linear(h, hidden), linear(h, hidden), heads=heads)\n"
+    "    return x + linear(a, hidden) + linear(gelu(linear(h, 2*hidden)), hidden) }\n"
+    "  x = embed(tokens, vocab, hidden)\n"
+    "  repeat i in layers { x = layer(x, name=\"h.{i}\") }\n"
+    "  loss = cross_entropy(linear(layernorm(x), vocab), targets) }\n";
+
+/* Operands in different layouts, concat and split, a norm by heads. */
+static const char convert[] =
+    "fn unit(x; weight=1) = x * rsqrt(mean(x*x) + 1e-5) * weight\n"
+    "model convert { vocab = 30; layers = 1; hidden = 24; heads = 4\n"
+    "  block layer(x) {\n"
+    "    h = linear(layernorm(x), hidden)\n"
+    "    h = h * x + sigmoid(x)\n"
+    "    q, k = split(linear(h, 2*hidden), 2)\n"
+    "    a = attention(unit(q, heads=heads), unit(k, heads=heads), linear(h, hidden), heads=heads)\n"
+    "    g = concat(a, linear(x, hidden))\n"
+    "    return x + linear(g, hidden) }\n"
+    "  x = embed(tokens, vocab, hidden)\n"
+    "  repeat i in layers { x = layer(x, name=\"h.{i}\") }\n"
+    "  loss = cross_entropy(linear(x, vocab), targets) }\n";
+
+static const char training[] =
+    "train { batch = 4; sequence = 12; steps = 9; precision = fp64; clip = 1; seed = 3\n"
+    "  optimizer = adamw(lr=0.01, weight_decay=0.1) }\n";
+
+static Plan *plan_of(const char *model, const char *const *sets)
+{
+    char path[] = "/tmp/teracube-mutations-XXXXXX";
+    int fd = mkstemp(path), n = 0;
+    cr_assert(fd >= 0);
+    cr_assert(write(fd, model, strlen(model)) > 0 && write(fd, training, strlen(training)) > 0);
+    close(fd);
+    while (sets[n])
+        n++;
+    const char *const files[] = { path };
+    Inputs in = { .files = files, .nfiles = 1, .sets = sets, .nsets = n };
+    Config *c = config_read(parse_files(&in), &in);
+    Plan *p = plan_new(c);
+    p->is.workers = 1;
+    void (*const passes[])(Plan *) = { graph_build, mesh_choose, fuse_linears, autodiff_add,
+                                       partition_choose, memory_place };
+    for (size_t i = 0; i < sizeof passes / sizeof *passes && !diag_errors(); i++)
+        passes[i](p);
+    unlink(path);
+    cr_assert_eq(diag_errors(), 0, "the plan does not compile");
+    cr_assert_eq(verify_plan(p, "memory", stderr), 0, "verify rejects a correct plan");
+    return p;
+}
+
+/* ---- mutants ------------------------------------------------------------------------ */
+
+typedef enum { DELETE, DOUBLE, MOVE, REGROUP, OTHER_DELETE, OTHER_SWAP, KINDS } Kind;
+static const char *const kind_word[] = { "delete", "double", "move", "re-group",
+                                         "other: delete", "other: swap" };
+typedef struct { Kind kind; InstId at, to; Axes axes; int rep; } Mutant;
+typedef VEC(Mutant) Mutants;
+
+static void insert(Plan *m, int at, Inst i)
+{
+    vec_add(&m->insts, i);
+    memmove(m->insts.at + at + 1, m->insts.at + at,
+            sizeof *m->insts.at * (size_t)(m->insts.n - 1 - at));
+    m->insts.at[at] = i;
+}
+
+static void removed(Plan *m, int at)
+{
+    m->insts.n--;
+    memmove(m->insts.at + at, m->insts.at + at + 1,
+            sizeof *m->insts.at * (size_t)(m->insts.n - at));
+}
+
+/* A copy of the plan with one change. What is moved belongs to the phase it moves to. */
+static Plan *mutate(const Plan *p, Mutant a)
+{
+    Plan *m = NEW(Plan);
+    *m = *p;
+    m->insts.at = NEWN(Inst, p->insts.n + 1);
+    m->insts.cap = p->insts.n + 1;
+    memcpy(m->insts.at, p->insts.at, sizeof *m->insts.at * (size_t)p->insts.n);
+    Inst i = p->insts.at[a.at];
+    switch (a.kind) {
+    case DELETE: case OTHER_DELETE:
+        removed(m, a.at);
+        break;
+    case DOUBLE:                // the copy goes before instruction `to`
+        i.phase = p->insts.at[a.to > 0 ? a.to - 1 : 0].phase;
+        insert(m, a.to, i);
+        break;
+    case MOVE: case OTHER_SWAP: // to the place of instruction `to`
+        i.phase = p->insts.at[a.to].phase;
+        removed(m, a.at);
+        insert(m, a.to, i);
+        break;
+    default:
+        m->insts.at[a.at].axes = a.axes;
+        m->insts.at[a.at].rep = a.rep;
+    }
+    return m;
+}
+
+static bool touches(const Plan *p, const Inst *n, BufferId b, bool writes)
+{
+    for (int j = 0; j < (writes ? n->nout : n->nin); j++)
+        if (p->values.at[writes ? n->out[j] : n->in[j]].buffer == b)
+            return true;
+    return false;
+}
+
+static void add_move(const Plan *p, Mutants *all, InstId at, int to)
+{
+    if (to < 0 || to >= p->insts.n || to == at)
+        return;
+    for (int i = all->n - 1; i >= 0 && all->at[i].at == at; i--)
+        if (all->at[i].kind == MOVE && all->at[i].to == to)
+            return;
+    Mutant m = { MOVE, at, to, 0, 1 };
+    vec_add(all, m);
+}
+
+/* By several distances; just past every reader and writer of its buffers; to the ends. */
+static void moves(const Plan *p, Mutants *all, InstId at)
+{
+    static const int far[] = { 1, 2, 3, 5, 8, 13, 21, 34, 55, 89 };
+    const Inst *n = &p->insts.at[at];
+    BufferId src = p->values.at[n->in[0]].buffer, dst = p->values.at[n->out[0]].buffer;
+    for (size_t i = 0; i < sizeof far / sizeof *far; i++) {
+        add_move(p, all, at, at - far[i]);
+        add_move(p, all, at, at + far[i]);
+    }
+    for (int i = 0; i < p->insts.n; i++) {
+        const Inst *o = &p->insts.at[i];
+        if (i != at && (touches(p, o, src, true) || touches(p, o, dst, false) ||
+                        touches(p, o, dst, true) || touches(p, o, src, false))) {
+            add_move(p, all, at, i);
+            add_move(p, all, at, i > at ? i - 1 : i + 1);
+        }
+    }
+    add_move(p, all, at, 0);
+    add_move(p, all, at, p->insts.n - 1);
+}
+
+/* The group that the runtime makes of it (comm.c): equal ones are no mutants. */
+static int group_of(const Plan *p, Axes axes, int rep)
+{
+    bool halved = !(axes & AX_YK) != !(axes & AX_YR);
+    rep = halved && rep > 1 ? rep : 1;
+    if (rep == 1)
+        axes = (Axes)(axes & AX_YK ? axes | AX_YR : axes & ~AX_YR);
+    int g = 0;
+    for (int bit = 1; bit <= AX_Z; bit <<= 1)
+        if ((axes & bit) && axes_size(p, (Axes)(bit & ~(rep == 1 ? AX_YR : 0)), rep) > 1)
+            g |= bit;
+    return g * 64 + (g & AX_Y ? rep : 1);
+}
+
+static void regroups(const Plan *p, Mutants *all, InstId at)
+{
+    const Inst *n = &p->insts.at[at];
+    int seen[128], nseen = 0, reps[] = { 1, 2, p->is.y };
+    seen[nseen++] = group_of(p, n->axes, n->rep);
+    for (int r = 0; r < 3; r++)
+        for (int axes = 0; axes < 32; axes++) {
+            if (reps[r] > p->is.y || p->is.y % reps[r])
+                continue;
+            int g = group_of(p, (Axes)axes, reps[r]);
+            bool again = false;
+            for (int i = 0; i < nseen; i++)
+                again |= seen[i] == g;
+            if (again || nseen == 128)
+                continue;
+            seen[nseen++] = g;
+            Mutant m = { REGROUP, at, at, (Axes)axes, reps[r] };
+            vec_add(all, m);
+        }
+}
+
+static Mutants mutants_of(const Plan *p)
+{
+    Mutants all = { 0 };
+    for (int i = 0; i < p->insts.n; i++) {
+        Mutant del = { OTHER_DELETE, i, i, 0, 1 }, swap = { OTHER_SWAP, i, i + 1, 0, 1 };
+        if (p->insts.at[i].kind != I_COLL) {
+            vec_add(&all, del);
+            if (i + 1 < p->insts.n && p->insts.at[i + 1].kind != I_COLL)
+                vec_add(&all, swap);
+            continue;
+        }
+        del.kind = DELETE;
+        vec_add(&all, del);
+        static const int behind[] = { 1, 2, 4, 9, 30 };
+        for (int k = 0; k < 6; k++) {
+            Mutant twice = { DOUBLE, i, k < 5 ? i + behind[k] : p->insts.n, 0, 1 };
+            if (twice.to <= p->insts.n && (k < 5 || i + 1 < p->insts.n))
+                vec_add(&all, twice);
+        }
+        moves(p, &all, i);
+        regroups(p, &all, i);
+    }
+    return all;
+}
+
+/* ---- executing ------------------------------------------------------------------------ */
+
+enum { ROOM = 400000 };
+typedef struct { int status, n; double at[ROOM]; } Results;
+
+static void keep(void *ctx, Rt *rt, int64_t step, double loss, double norm)
+{
+    Results *r = ctx;
+    const RtProgram *p = *(const RtProgram **)(void *)rt;
+    (void)step;
+    r->at[r->n++] = loss;
+    r->at[r->n++] = norm;
+    for (int what = 0; what < 2; what++)
+        for (int i = 0; i < p->head->nparams; i++) {
+            int n = (int)(p->params[i].rows * p->params[i].width);
+            if (r->n + n > ROOM)
+                abort();
+            rt_read_param(rt, what, i, r->at + r->n);
+            r->n += n;
+        }
+}
+
+typedef struct {
+    Emitted *base;
+    const RtKernelFn *kernel;
+    Results *want, *got;        // shared with the children
+    int32_t token[400];
+} Runner;
+
+static void *shared(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    cr_assert(p != MAP_FAILED);
+    return p;
+}
+
+/* In the child: never returns. */
+static void execute(Runner *w, const Plan *m, Results *out)
+{
+    int null = open("/dev/null", O_WRONLY);
+    dup2(null, 2);
+    dup2(null, 1);
+    alarm(30);
+    Emitted *e = emit_program(m);
+    RtKernelFn *kernel = NEWN(RtKernelFn, e->specs.n + 1);
+    for (int i = 0; i < e->specs.n; i++) {
+        int k = 0;
+        while (k < w->base->specs.n && strcmp(w->base->specs.at[k].key, e->specs.at[i].key))
+            k++;
+        if (k == w->base->specs.n)
+            _exit(99);
+        kernel[i] = w->kernel[k];
+    }
+    RtProgram program = emitted_program(e, kernel);
+    RtOptions o = { .steps = STEPS, .quiet = 1, .exe = "test", .after_step = keep, .ctx = out,
+                    .fixed_tokens = w->token, .fixed_ntokens = 400 };
+    out->status = rt_run(&program, &o);
+    _exit(out->status);
+}
+
+static void run(Runner *w, const Plan *p, const Mutant *a, Results *out)
+{
+    out->n = 0;
+    out->status = -1;
+    pid_t pid = fork();
+    cr_assert(pid >= 0);
+    if (pid == 0)
+        execute(w, a ? mutate(p, *a) : p, out);
+    int status;
+    waitpid(pid, &status, 0);
+    if (!WIFEXITED(status))
+        out->status = -1;
+}
+
+typedef enum { REJECTED, SAME, ROUNDING, COUNTS, NOT_RUN } Verdict;
+
+static Verdict compare(const Results *want, const Results *got)
+{
+    double size = 0;
+    Verdict v = SAME;
+    if (got->status != 0 || got->n != want->n)
+        return COUNTS;
+    for (int i = 0; i < want->n; i++)
+        size = fmax(size, fabs(want->at[i]));
+    for (int i = 0; i < want->n; i++) {
+        double d = fabs(got->at[i] - want->at[i]);
+        if (memcmp(&got->at[i], &want->at[i], sizeof d) == 0)
+            continue;
+        if (!(d <= 1e-9 * fabs(want->at[i]) || d <= 1e-13 * size))
+            return COUNTS;
+        v = ROUNDING;
+    }
+    return v;
+}
+
+/* verify on all mutants, in children: what it allocates goes with them. */
+static unsigned char *judge(const Plan *p, const Mutants *all)
+{
+    unsigned char *rejected = shared((size_t)all->n + 1);
+    for (int from = 0; from < all->n; from += BATCH) {
+        pid_t pid = fork();
+        cr_assert(pid >= 0);
+        if (pid == 0) {
+            for (int i = from; i < all->n && i < from + BATCH; i++)
+                rejected[i] = verify_plan(mutate(p, all->at[i]), "mutation", NULL) > 0;
+            _exit(0);
+        }
+        int status;
+        waitpid(pid, &status, 0);
+        cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0,
+                  "verify itself ends with status %x", (unsigned)status);
+    }
+    return rejected;
+}
+
+static const char *show(const Plan *p, Mutant a)
+{
+    const Inst *n = &p->insts.at[a.at];
+    return str_fmt("%s of %d `%s` (to %d, axes %s)", kind_word[a.kind], a.at,
+                   n->name ? n->name : inst_word[n->kind], a.to, axes_word(a.axes, a.rep));
+}
+
+static void check(const char *name, const char *model, const char *const *sets)
+{
+    Plan *p = plan_of(model, sets);
+    Mutants all = mutants_of(p);
+    int count[KINDS][5] = { { 0 } }, accepted = 0, bad = 0;
+    setenv("RT_TIMEOUT", "2", 1);
+    setenv("RT_POISON", "1", 1);
+    setenv("RT_BLAS", "none", 1);
+    Runner w = { .base = emit_program(p) };
+    w.kernel = (const RtKernelFn *)(void *)kernels_jit(
+        emit_llvm(w.base->specs.at, w.base->specs.n, "mutations", NULL));
+    w.want = shared(sizeof *w.want);
+    w.got = shared(sizeof *w.got);
+    for (int i = 0; i < 400; i++)
+        w.token[i] = (i * 7 + i * i / 3) % 30;
+    unsigned char *rejected = judge(p, &all);
+    run(&w, p, NULL, w.want);
+    cr_assert_eq(w.want->status, 0, "%s: the plan itself ends with status %d", name,
+                 w.want->status);
+    run(&w, p, NULL, w.got);
+    cr_assert_eq(compare(w.want, w.got), SAME, "%s: two runs differ", name);
+    for (int i = 0; i < all.n; i++)
+        accepted += !rejected[i];
+    int stride = getenv("ALL") && *getenv("ALL") ? 1 : (accepted + SAMPLE - 1) / SAMPLE, k = 0;
+    for (int i = 0; i < all.n; i++) {
+        Verdict v = REJECTED;
+        if (!rejected[i] && stride > 1 && k++ % stride)
+            v = NOT_RUN;
+        else if (!rejected[i]) {
+            run(&w, p, &all.at[i], w.got);
+            v = compare(w.want, w.got);
+        }
+        count[all.at[i].kind][v]++;
+        if (v == COUNTS && bad++ < 30)
+            fprintf(stderr, "%s: verify accepts: %s\n", name, show(p, all.at[i]));
+    }
+    for (int i = 0; i < KINDS; i++)
+        fprintf(stderr, "%-22s %-13s rejected %5d  same bits %4d  rounding %3d  counts %3d  "
+                "accepted, not run %4d\n", name, kind_word[i], count[i][REJECTED], count[i][SAME],
+                count[i][ROUNDING], count[i][COUNTS], count[i][NOT_RUN]);
+    cr_assert_eq(bad, 0, "%s: verify accepts %d mutants that count", name, bad);
+}
+
+#define MUTATIONS(name, model, ...)                                 \
+    Test(mutations, name)                                           \
+    {                                                               \
+        static const char *const sets[] = { __VA_ARGS__, NULL };    \
+        check(#name, model, sets);                                  \
+    }
+
+MUTATIONS(gpt_222, gpt, "plan.cube=[2,2,2]")
+MUTATIONS(gpt_222_again, gpt, "plan.cube=[2,2,2]", "plan.keep=none", "plan.logits_chunk=6")
+MUTATIONS(gpt_122_zero, gpt, "plan.cube=[1,2,2]", "plan.data=2", "plan.zero=1", "train.batch=8")
+MUTATIONS(gpt_211_data, gpt, "plan.cube=[2,1,1]", "plan.data=2", "plan.zero=0")
+MUTATIONS(gpt_221_data, gpt, "plan.cube=[2,2,1]", "plan.data=2", "plan.zero=0", "train.batch=8")
+MUTATIONS(gpt_321, gpt, "plan.cube=[3,2,1]", "train.batch=6")
+MUTATIONS(gpt_gather, gpt, "plan.cube=[2,1,2]", "plan.attention=gather", "train.batch=1",
+          "train.sequence=16")
+MUTATIONS(gpt_exchange, gpt, "plan.cube=[2,1,2]", "plan.attention=exchange", "train.batch=1",
+          "train.sequence=16")
+MUTATIONS(llama_141, llama, "plan.cube=[1,4,1]", "plan.data=2", "plan.zero=1")
+MUTATIONS(llama_241, llama, "plan.cube=[2,4,1]", "plan.keep=inputs")
+MUTATIONS(llama_122, llama, "plan.cube=[1,2,2]")
+MUTATIONS(parallel_222, parallel, "plan.cube=[2,2,2]")
+MUTATIONS(parallel_141, parallel, "plan.cube=[1,4,1]")
+MUTATIONS(parallel_211, parallel, "plan.cube=[2,1,1]", "plan.vectors=sharded")
+MUTATIONS(convert_222, convert, "plan.cube=[2,2,2]")
+MUTATIONS(convert_122_zero, convert, "plan.cube=[1,2,2]", "plan.data=2", "plan.zero=1")
+MUTATIONS(convert_321, convert, "plan.cube=[3,2,1]", "train.batch=6")
