@@ -148,7 +148,8 @@ unit: $(UNIT)
 
 $(B)/unit/%.o: tests/unit/%.c $(B)/flags
 	@$(SHOW) cc $<
-	$(Q)$(CC) $(CFLAGS) -O1 $(LLVM_FLAGS) -Itests/unit -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(CFLAGS) -O1 $(LLVM_FLAGS) $(if $(LLVM),-DHAVE_LLVM) -Itests/unit -MMD -MP -c \
+	  -o $@ $<
 
 # Tests call the compiler too: its own main stands aside.
 $(B)/unit/main.o: compiler/main.c $(B)/flags
@@ -157,7 +158,7 @@ $(B)/unit/main.o: compiler/main.c $(B)/flags
 	  -c -o $@ $<
 
 $(B)/unit/test_%: $(B)/unit/test_%.o $(unit_help:tests/unit/%.c=$(B)/unit/%.o) \
-    $(B)/unit/main.o $(OBJECTS)
+    $(B)/unit/main.o $(OBJECTS) $(LLVM)
 	@$(SHOW) link $@
 	$(Q)$(CC) $(SFLAG) -o $@ $(filter-out $(B)/compiler/main.o,$^) -lcriterion $(LLVM_LIBS) $(LIBS)
 

@@ -253,3 +253,5 @@ void kernels_free(Kernels *k)
     LLVMDisposeTargetMachine(k->machine);
     LLVMContextDispose(k->l.ctx);
 }
+
+const LlvmApi llvm_api = { emit_llvm, kernels_jit, kernels_object, kernels_free };
