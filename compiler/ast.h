@@ -113,7 +113,7 @@ typedef struct {
     int64_t warmup, decay; double lr_min;
     Precision precision; Loc precision_loc;
     bool reduce_bf16;
-    VEC(const char *) no_decay;
+    VEC(Word) no_decay;
     // 0: never; the paths of these two are joined with their file's folder
     int64_t validate_every, validate_batches; const char *validate_data;
     int64_t checkpoint_every; const char *checkpoint_dir;

@@ -128,7 +128,7 @@ static void add_pattern(Train *t, const Expr *e)
     const char *s = read_string("no_decay", e);
 
     if (s)
-        vec_add(&t->no_decay, s);
+        vec_add(&t->no_decay, ((Word){ s, e->loc, true }));
 }
 
 static void read_no_decay(void *into, const Entry *entry)

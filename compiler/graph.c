@@ -785,15 +785,15 @@ static void mark_decay(Graph *g)
     for (int i = 0; i < p->params.n; i++)
         p->params.at[i].decay = p->params.at[i].kind != PARAM_VECTOR;
     for (int k = 0; k < g->train->no_decay.n; k++) {
+        Word w = g->train->no_decay.at[k];
         bool any = false;
         for (int i = 0; i < p->params.n; i++)
-            if (fnmatch(g->train->no_decay.at[k], p->params.at[i].name, 0) == 0) {
+            if (fnmatch(w.v, p->params.at[i].name, 0) == 0) {
                 p->params.at[i].decay = false;
                 any = true;
             }
         if (!any)
-            diag_warning(g->train->loc, "no-effect", "no_decay \"%s\" names no parameter",
-                         g->train->no_decay.at[k]);
+            diag_warning(w.loc, "no-effect", "no_decay \"%s\" names no parameter", w.v);
     }
 }
 

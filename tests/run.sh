@@ -45,7 +45,7 @@ run_file() { # FOLDER FILE
     [ -n "$GOLDEN" ] && [ -e "$base.err" ] && [ ! -s "$base.err" ] && want=any
     (cd "tests/$1" && eval "set -- ${cmd:-check}" &&
         first=$1 && shift &&
-        eval "set -- \"\$@\" $(directive args "$2" 2>/dev/null)" &&
+        eval "set -- \"\$@\" $(directive args "$FILE")" &&
         exec timeout 300 "$TERACUBE" "$first" "$FILE" "$@" < /dev/null)  \
         > "$work/out" 2> "$work/err"
     got=$?
