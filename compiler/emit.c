@@ -377,6 +377,10 @@ static void step(Emit *m, const Inst *n)
     default:
         plain_step(m, &s, n);
     }
+    /* Gradients: the first microbatch overwrites, later ones add. */
+    if (n->nout == 1 && !s.accumulate && n->phase <= PHASE_BACKWARD &&
+        m->p->buffers.at[val(m, n->out[0])->buffer].class == BUF_GRADS)
+        s.accumulate_later = 1;
     vec_add(&m->e->steps, s);
 }
 

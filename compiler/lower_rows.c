@@ -479,17 +479,23 @@ static bool has_roots(const Part *q, const RowGroup *g)
     return false;
 }
 
-static int *node_table(Part *q)
+/* A table of -1 for a program being built. Building one may ask for another cluster
+ * first, so there is a table for each depth. */
+static int *node_table(Part *q, int depth)
 {
-    static int *table;
+    static VEC(int *) tables;
     static int n;
-    if (table == NULL || n < q->p->tensors.n) {
+    if (n < q->p->tensors.n) {
         n = q->p->tensors.n;
-        table = NEWN(int, n);
-        for (int i = 0; i < n; i++)
-            table[i] = -1;
+        tables.n = 0;
     }
-    return table;
+    while (tables.n <= depth) {
+        int *fresh = NEWN(int, n);
+        for (int i = 0; i < n; i++)
+            fresh[i] = -1;
+        vec_add(&tables, fresh);
+    }
+    return tables.at[depth];
 }
 
 static void forget(Build *b)
@@ -531,11 +537,12 @@ void lower_cluster(Part *q, int c)
         return;
     qsort(g->ops.at, (size_t)g->ops.n, sizeof *g->ops.at, by_number);
     demand_operands(q, c);
+    static int depth;
     Phase phase = q->phase;
     Build b;
     Sums sums = { 0 };
     Stats stats = { 0 };
-    begin(&b, q, c, node_table(q));
+    begin(&b, q, c, node_table(q, depth++));
     b.op = g->ops.at[0];
     settle_operands(&b);
     int slots = count_slots(&b, &stats);
@@ -556,8 +563,8 @@ void lower_cluster(Part *q, int c)
     if (b.nonlinear != NONE)
         bug("a pending sum over y meets `%s`, which is not linear", p->ops.at[b.op].name);
     finish(&b, &sums);
-    for (int i = 0; i < b.touched.n; i++)
-        b.node[b.touched.at[i]] = -1;
+    forget(&b);
+    depth--;
     if (slots)
         merge_stats(&b, &stats, mine, slots);
     for (int i = 0; i < sums.n; i++)

@@ -401,7 +401,6 @@ static void find_refused(Plan *p)
         { s->chunks.set && s->chunks.v > 1, "interleaved stages", s->chunks.loc },
         { (s->slices_kind == SLICES_LIST && s->slices.n > 1) ||
           (s->slices_kind == SLICES_UNIFORM && s->slices_n > 1), "token slices", s->slices_loc },
-        { p->is.microbatch * p->is.data < p->is.batch, "several microbatches", s->microbatch.loc },
         { s->recompute.v && !is_word(s->recompute, "none"), "recomputation", s->recompute.loc },
         { p->is.zero >= 2, "zero = 2 and 3", s->zero.loc },
         { t->precision > PREC_FP32, "precisions below fp32", t->precision_loc },

@@ -154,3 +154,83 @@ Test(grids, two_runs_give_the_same_bits)
     same_bits((Grid){ 2, 2, 2 }, 1, 1);
     same_bits((Grid){ 1, 2, 3 }, 2, 2);
 }
+
+/* ---- variants ---------------------------------------------------------------- */
+
+typedef struct {
+    const char *file;
+    const char *sets[4];                // of the plan; NULL ends them
+    const char *grids;                  // "x,y,z x,y,z/data ..."
+} Variant;
+
+static const char all_sorts[] = "1,1,1 2,1,1 1,2,1 1,1,2 2,2,2 1,2,3/2 3,1,2 1,4,1 1,1,4";
+
+/*
+ * Two steps in fp64. What each is for stands at the head of its file; the model itself
+ * tries what a plan may pin: how attention sees other ranks' tokens, what is kept,
+ * how the vectors are stored, and the loss in several chunks.
+ */
+static const Variant variants[] = {
+    { "kv", { NULL }, "1,1,1 1,2,1 1,4,1 1,8,1 2,4,1 1,4,2 1,2,2 1,4,3 2,2,2/2 1,1,3" },
+    { "kv", { "plan.attention=gather", "plan.rows=plain" }, "2,4,1 1,4,2 1,4,3 2,1,2" },
+    { "kv", { "plan.vectors=sharded" }, "1,1,1 2,4,1 1,4,3 1,2,2/2" },
+    { "both", { NULL }, all_sorts },
+    { "both", { "plan.attention=gather" }, "2,2,2 1,2,3" },
+    { "branches", { NULL }, all_sorts },
+    { "branches", { "plan.keep=none" }, "2,2,2 1,2,3" },
+    { "branches", { "plan.keep=both" }, "2,2,2 1,2,3" },
+    { "branches", { "plan.vectors=sharded" }, "2,2,2 1,2,3/2" },
+    { "single", { NULL }, all_sorts },
+    { "single", { "plan.vectors=sharded" }, "2,2,2 1,2,3/2" },
+    { "rows", { NULL }, all_sorts },
+    { "rows", { "plan.vectors=sharded" }, "2,2,2 1,2,3/2" },
+    { "model", { "plan.attention=gather", "plan.rows=plain" }, "2,1,1 1,1,2 2,2,2 1,2,3" },
+    { "model", { "plan.attention=gather", "plan.rows=balanced" }, "2,1,1 1,1,2 2,2,2 1,2,3" },
+    { "model", { "plan.attention=exchange" }, "2,1,1 1,1,3 2,2,1 1,2,2 3,2,1 1,1,12" },
+    { "model", { "plan.keep=none" }, "1,1,1 2,2,2 1,2,3" },
+    { "model", { "plan.keep=inputs" }, "2,2,2 1,2,3" },
+    { "model", { "plan.keep=weights" }, "2,2,2 1,2,3" },
+    { "model", { "plan.keep=both" }, "2,2,2 1,2,3" },
+    { "model", { "plan.vectors=sharded" }, "1,1,1 2,2,2 1,2,3/2 3,2,1" },
+    { "model", { "plan.logits_chunk=12" }, "1,1,1 2,2,2 1,2,3/2 1,4,3" },
+};
+enum { NVARIANTS = sizeof variants / sizeof *variants };
+
+static void one_variant(const Variant *v)
+{
+    const char *file = str_fmt("tests/grids/%s.tcube", v->file);
+    const Trajectory *t = trajectory_new(grids_config(file, NULL), 2);
+    for (const char *g = v->grids; *g; g += strspn(g, " ")) {
+        Grid grid;
+        int data = 1, used = 0, n = 0;
+        cr_assert_eq(sscanf(g, "%d,%d,%d%n", &grid.x, &grid.y, &grid.z, &used), 3);
+        g += used;
+        if (sscanf(g, "/%d%n", &data, &n) == 1)
+            g += n;
+        Sets s = { 0 };
+        const char *what = v->file;
+        for (int i = 0; i < 4 && v->sets[i]; i++) {
+            set(&s, "%s", v->sets[i]);
+            what = str_fmt("%s %s", what, v->sets[i]);
+        }
+        set_grid(&s, grid, data);
+        agrees(file, &s, t, 2, 1, str_fmt("%s [%d,%d,%d] data %d", what, grid.x, grid.y, grid.z,
+                                          data));
+    }
+}
+
+Test(grids, variants_of_layers)
+{
+    NEEDS_LLVM;
+    for (int i = 0; i < NVARIANTS; i++)
+        if (strcmp(variants[i].file, "model") != 0)
+            one_variant(&variants[i]);
+}
+
+Test(grids, variants_of_plans)
+{
+    NEEDS_LLVM;
+    for (int i = 0; i < NVARIANTS; i++)
+        if (strcmp(variants[i].file, "model") == 0)
+            one_variant(&variants[i]);
+}

@@ -326,7 +326,7 @@ static void run(Runner *w, const Plan *p, const Mutant *a, Results *out)
     int status;
     waitpid(pid, &status, 0);
     if (!WIFEXITED(status))
-        out->status = -1;
+        out->status = -WTERMSIG(status);
 }
 
 typedef enum { REJECTED, SAME, ROUNDING, COUNTS, NOT_RUN } Verdict;
