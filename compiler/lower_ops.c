@@ -325,6 +325,8 @@ static void lower_concat(Part *q, OpId op)
         int64_t w = a.cols / parts;
         if (a.buffer != q->p->values.at[y].buffer) {
             ValueId part = value_view(q, to, 0, q->p->values.at[to].rows, at, w);
+            if (parts == 1)
+                q->p->values.at[part].cols_map = q->spot[o.in[j]].cols;
             copy(q, op, "put its columns in place",
                  parts > 1 ? by_part(q, contiguous(q, from[j], op), parts) : from[j], part);
         }

@@ -142,8 +142,11 @@ void place_homes(Part *q)
 
 /* ---- columns ---------------------------------------------------------------
  * Cuts spread along links "u is columns [off, off+width) of t" until nothing
- * changes. Rows and columns of parameters take part as tensors of their own.
+ * changes. Rows and columns of parameters take part as tensors of their own. Off
+ * BY_PARTS: both are cut into the same parts, of other widths, so that only the number
+ * of copies spreads.
  */
+enum { BY_PARTS = -1 };
 typedef struct { int t, u; int64_t off; } Link;
 typedef struct { Part *q; int n; Spot *spot; int64_t *width; VEC(Link) links; } Cuts;
 
@@ -194,12 +197,12 @@ static void link_op(Cuts *c, const Op *o)
         link_add(c, o->in[1], p->ops.at[o->of].out[0], 0);
         break;
     case OP_SPLIT:
-        for (int j = 0; j < o->nout && o->parts <= 1; off += o->sizes[j++])
-            link_add(c, o->in[0], o->out[j], off);
+        for (int j = 0; j < o->nout; off += o->sizes[j++])
+            link_add(c, o->in[0], o->out[j], o->parts <= 1 ? off : BY_PARTS);
         break;
     case OP_CONCAT:
-        for (int j = 0; j < o->nin && o->parts <= 1; off += o->sizes[j++])
-            link_add(c, o->out[0], o->in[j], off);
+        for (int j = 0; j < o->nin; off += o->sizes[j++])
+            link_add(c, o->out[0], o->in[j], o->parts <= 1 ? off : BY_PARTS);
         break;
     case OP_ROPE: case OP_CE_DX:
         link_add(c, o->in[0], o->out[0], 0);
@@ -219,13 +222,17 @@ static void link_op(Cuts *c, const Op *o)
         link_add(c, o->in[2], o->out[2], 0);
         break;
     default:
-        if (!is_row_op(o) || op_class[o->kind] != C_ROW)
+        if (!is_row_op(o) || o->kind == OP_COLSUM)
             break;
         for (int j = 0; j < o->nin; j++) {
             const Tensor *t = &p->tensors.at[o->in[j]];
-            if ((t->kind == T_ROWS || t->kind == T_VECTOR) && t->width > 1 &&
-                t->width == p->tensors.at[o->out[0]].width)
+            bool rows = t->kind == T_ROWS, same = t->width == p->tensors.at[o->out[0]].width;
+            if (t->width <= 1 || p->tensors.at[o->out[0]].width <= 1)
+                continue;
+            if (op_class[o->kind] == C_ROW && same && (rows || t->kind == T_VECTOR))
                 link_add(c, o->in[j], o->out[0], 0);
+            else if (rows && !same)
+                link_add(c, o->in[j], o->out[0], BY_PARTS);
         }
     }
 }
@@ -262,9 +269,20 @@ static bool mark_rep(Spot *s, int64_t lo, int64_t hi, int rep)
     return changed;
 }
 
+static int most_copies(const Spot *s)
+{
+    int rep = 1;
+    for (int i = 0; i < s->cols.n; i++)
+        rep = s->cols.seg[i].rep > rep ? s->cols.seg[i].rep : rep;
+    return rep;
+}
+
 static bool follow(Cuts *c, const Link *l)
 {
     Spot *t = &c->spot[l->t], *u = &c->spot[l->u];
+    if (l->off == BY_PARTS)
+        return mark_rep(t, 0, INT64_MAX, most_copies(u)) |
+               mark_rep(u, 0, INT64_MAX, most_copies(t));
     int64_t width = c->width[l->u];
     bool whole = l->off == 0 && width == c->width[l->t];
     bool changed = false;
@@ -320,7 +338,7 @@ static void check_width(Part *q, TensorId t)
     const Spot *s = &q->spot[t];
     Axes axis = axis_of(s->home);
     int64_t size = axes_size(p, axis, 1);
-    if (size == 1 || x->width == 1)
+    if (size == 1)
         return;
     for (int i = 0; i < s->cols.n; i++) {
         Segment g = s->cols.seg[i];
@@ -352,7 +370,12 @@ static void check_parts(Part *q, const Op *o)
     int64_t size = axes_size(p, axis_of(s->home), 1);
     char a = s->home == 'A' ? 'z' : 'y';
     int rep = s->home == 'B' ? s->cols.seg[0].rep : 1;
-    if (size > 1 && (parts % (size / rep) || s->cols.n > 1)) {
+    if (size > 1 && s->cols.n > 1) {
+        diag_error(o->loc, "heads-divide", "what `%s` cuts into %d parts is joined from pieces "
+                   "that split over %c = %" PRId64 " one by one, not part by part", o->name, parts,
+                   a, size);
+        diag_hint("join them inside each part with concat(.., heads=%d), or use %c = 1", parts, a);
+    } else if (size > 1 && parts % (size / rep)) {
         diag_error(o->loc, "heads-divide", "the %d parts of `%s` do not split over "
                    "%c = %" PRId64, parts, o->name, a, size);
         diag_hint("%c can be %s", a, near_divisor(parts, size));
@@ -422,6 +445,8 @@ void place_columns(Part *q)
         for (int j = 0; j < o->nout; j++)
             if (is_rows(p, o->out[j]) && !is_row_op(o))
                 check_width(q, o->out[j]);
+        if (o->kind == OP_LINEAR)
+            check_width(q, o->in[0]);
     }
 }
 

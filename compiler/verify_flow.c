@@ -22,7 +22,8 @@ typedef struct {
     TensorId tensor;            // what it holds; of a sum, its first term
     bool copies;                // some columns are held by several ranks of y
     int nterms; OpId last;      // operators that added to it, and the last of them
-    int64_t k;                  // products: columns summed over; column sums: tokens seen
+    int64_t k, want;            // products: columns summed over, and how many there are
+    int64_t tokens;             // column sums: of how many tokens
     bool read;                  // since it was written: adding to it now is too late
 } Fact;
 typedef VEC(Fact) Facts;
@@ -37,6 +38,7 @@ typedef struct {
     InstId i;
     VEC(Share) shares;
     int ncount, nnorm, ntotals, nupdate;        // of a step's end, seen so far
+    int64_t contracting, contracted;            // of the product at hand: its columns, all
     TensorId dlogits;           // what the loss leaves in the logits' place
 } Flow;
 
@@ -155,6 +157,9 @@ static Layout read(Flow *f, ValueId id)
             continue;
         got += covered(a, x);
         a->read = true;
+        if (a->k < a->want)
+            fail(f, "sum-unfinished", "`%s` is summed over %" PRId64 " of %" PRId64 " columns",
+                 f->p->buffers.at[x->buffer].name, a->k, a->want);
         if (x->unit == NONE && !is_range(f, x) && !agrees(a, x))
             fail(f, a->type.partial != x->layout.partial ? "partial-value" : "layout-agrees",
                  "`%s` holds %s, the operand is declared %s",
@@ -195,8 +200,9 @@ static void put(Flow *f, ValueId id, Layout type)
     const Inst *n = &f->p->insts.at[f->i == NONE ? 0 : f->i];
     Fact a = { .offset = x->offset, .rows = x->rows, .cols = x->cols, .ld = x->ld, .type = type,
                .unit = x->unit, .whole = x->whole, .tensor = x->tensor,
-               .copies = has_copies(x), .nterms = 1, .last = f->i == NONE ? NONE : n->op,
-               .k = n->kind == I_GEMM ? n->k : 0 };
+               .copies = has_copies(x), .nterms = 1, .last = f->i == NONE ? NONE : n->op };
+    a.k = f->contracting;
+    a.want = f->contracted;
     forget(f, x);
     vec_add(&f->facts[x->buffer], a);
     late(f, x);
@@ -237,8 +243,10 @@ static void add(Flow *f, ValueId id, Layout type)
             fail(f, "partial-value", "adds %s to %s", type_word(type), type_word(a->type));
         if (a->last != n->op)
             a->nterms++;
+        if (a->last != n->op)
+            a->want += f->contracted;
+        a->k += f->contracting;
         a->last = n->op;
-        a->k += n->kind == I_GEMM ? n->k : 0;
     }
     late(f, x);
     if (got < x->rows * x->cols)
@@ -344,7 +352,11 @@ static void product(Flow *f, const Inst *n, bool x_by_cols)
         fail(f, "layout-agrees", "columns of the operand are not the rows of `%s`", u->name);
     Layout y = x;
     y.cols = out;
+    int copies = x_by_cols ? u->piece[0].cols.rep : u->rows.seg[0].rep;
+    f->contracting = n->k * axes_size(f->p, k, 1) / (k & AX_YK ? copies : 1);
+    f->contracted = f->p->tensors.at[f->p->ops.at[n->op].in[0]].width;
     produce(f, n->out[0], pending(y, k), n->accumulate);
+    f->contracting = f->contracted = 0;
 }
 
 static void share(Flow *f, OpId op, UnitId u, int64_t tokens)
@@ -464,6 +476,19 @@ static void row_operand(Flow *f, const RowProg *r, const RowArg *a, RowTypes *t)
     }
 }
 
+/* The axis that splits the vector whose gradient is summed into `sums`. Where none
+ * does, parts on other ranks share the vector and their sums are still to be added. */
+static Axes sum_axis(const Flow *f, const Inst *inst, ValueId sums)
+{
+    for (const Inst *n = inst + 1; n < f->p->insts.at + f->p->insts.n; n++)
+        if (n->kind == I_COLSUM && n->in[0] == sums) {
+            UnitId u = f->p->values.at[n->out[0]].unit;
+            Axes cols = u == NONE ? 0 : f->p->units.at[u].col_axis;
+            return canon(f, cols, 1);
+        }
+    return 0;
+}
+
 /* Types of the nodes: how each depends on operands whose sum is pending, and
  * whether it is a part of a sum over the split width. */
 static void row_results(Flow *f, const Inst *inst, const RowProg *r, RowTypes t)
@@ -523,10 +548,9 @@ static void row_results(Flow *f, const Inst *inst, const RowProg *r, RowTypes t)
                 l.partial |= t.partial;
                 l.rep = t.rep;
             }
-            if (a->length < r->width || r->axis == 0)       // shared by parts on other ranks
-                l = pending(l, a->length < r->width ? r->axis : 0);
+            l = pending(l, r->axis & (Axes)~sum_axis(f, inst, a->value));
             put(f, a->value, l);
-            newest(f, a->value)->k = f->p->rowmaps.at[inst->rowmap].count *
+            newest(f, a->value)->tokens = f->p->rowmaps.at[inst->rowmap].count *
                                      axes_size(f->p, t.rows, 1);
             break;
         }
@@ -558,7 +582,7 @@ static void rule_colsum(Flow *f, const Inst *n)
     if (l.partial & cols & (Axes)~AX_YR)
         fail(f, "gradient-summed", "a sum over %s is pending on a vector split over it",
              axes_word(l.partial, l.rep));
-    share(f, n->op, g->unit, facts->at[0].k);
+    share(f, n->op, g->unit, facts->at[0].tokens);
     produce_grad(f, n->out[0], l, n->accumulate);
 }
 
@@ -885,6 +909,8 @@ static void rule_coll(Flow *f, const Inst *n)
 {
     if (n->axes == 0 || axes_size(f->p, n->axes, n->rep) == 1)
         fail(f, "group-fits", "a group of one");
+    if ((n->axes & AX_Y) == AX_YK && n->rep > 1)
+        fail(f, "group-fits", "a group of every %d-th rank of y", n->rep);
     switch (n->coll) {
     case COLL_ALL_GATHER:     rule_gather(f, n); break;
     case COLL_REDUCE_SCATTER: rule_scatter(f, n); break;
