@@ -371,6 +371,24 @@ ValueId weight(Part *q, UnitId u)
     return dst;
 }
 
+/* What pads the block to equal shards is summed and counted in the norm: zeros. */
+static void clear_tail(Part *q, UnitId u, ValueId whole)
+{
+    Plan *p = q->p;
+    const ParamUnit *n = &p->units.at[u];
+    Value v = p->values.at[whole];
+    int64_t used = n->brows * n->bcols;
+    int64_t tail = n->shard * axes_size(p, n->spread, n->rep) - used;
+    if (tail == 0)
+        return;
+    v.offset += used;
+    v.rows = 1;
+    v.cols = v.ld = tail;
+    v.unit = NONE;
+    inst_out(inst_new(q, I_ZERO, NONE, str_fmt("%s: clear the padding", n->name)),
+             value_add(q, v));
+}
+
 ValueId weight_grad(Part *q, UnitId u, bool *first)
 {
     Plan *p = q->p;
@@ -385,6 +403,7 @@ ValueId weight_grad(Part *q, UnitId u, bool *first)
         v.buffer = buffer_new(q, str_fmt("gradient of %s, whole", n->name), BUF_WORK, D_REAL,
                               n->shard * axes_size(p, n->spread, n->rep));
         g->whole = value_add(q, v);
+        clear_tail(q, u, g->whole);
     }
     return g->whole;
 }

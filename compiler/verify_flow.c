@@ -758,6 +758,17 @@ static void unit_scatter(Flow *f, const Inst *n)
     if ((l.partial & (Axes)~AX_DATA) != n->axes || ((n->axes & AX_YR) && l.rep != n->rep))
         fail(f, "gradient-summed", "pending is {%s}, summed {%s}", axes_word(l.partial, l.rep),
              axes_word(n->axes, n->rep));
+    int64_t used = u->brows * u->bcols, got = 0;
+    Value tail = *val(f, n->in[0]);     // what pads the block to equal shards
+    tail.offset += used;
+    tail.rows = 1;
+    tail.cols = tail.ld = u->shard * axes_size(f->p, u->spread, u->rep) - used;
+    for (int i = 0; i < f->facts[tail.buffer].n && tail.cols > 0; i++)
+        if (overlaps(&f->facts[tail.buffer].at[i], &tail))
+            got += covered(&f->facts[tail.buffer].at[i], &tail);
+    if (got < tail.cols)
+        fail(f, "read-before-written", "the padding of the gradient of `%s` has not been cleared",
+             u->name);
     l.partial &= AX_DATA;
     put(f, n->out[0], l);
 }
