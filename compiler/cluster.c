@@ -82,11 +82,12 @@ static void reshape(RowGroup *g, Shape s)
     g->narrow = s.narrow;
 }
 
-/* Reductions whose sum needs other ranks: the result is a level up. */
+/* Reductions whose sum needs other ranks: the result is a level up. They are done in
+ * the layout of their result, whatever their operand comes in. */
 static bool is_cut(const Part *q, const Op *o)
 {
     return op_class[o->kind] == C_RED && o->parts <= 1 &&
-           axes_size(q->p, axis_of(q->spot[o->in[0]].home), 1) > 1;
+           axes_size(q->p, axis_of(q->spot[o->out[0]].home), 1) > 1;
 }
 
 /* A producer that this operator could share a kernel with. */

@@ -182,7 +182,7 @@ static const Variant variants[] = {
     { "branches", { "plan.vectors=sharded" }, "2,2,2 1,2,3/2" },
     { "single", { NULL }, all_sorts },
     { "single", { "plan.vectors=sharded" }, "2,2,2 1,2,3/2" },
-    { "rows", { NULL }, all_sorts },
+    { "rows", { NULL }, "1,1,1 2,1,1 1,2,1 1,1,2 2,2,2 1,2,3/2 3,1,2 1,3,1 1,1,4" },
     { "rows", { "plan.vectors=sharded" }, "2,2,2 1,2,3/2" },
     { "model", { "plan.attention=gather", "plan.rows=plain" }, "2,1,1 1,1,2 2,2,2 1,2,3" },
     { "model", { "plan.attention=gather", "plan.rows=balanced" }, "2,1,1 1,1,2 2,2,2 1,2,3" },
