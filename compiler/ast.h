@@ -160,6 +160,7 @@ typedef struct {
     Cluster cluster; bool has_cluster;          // the chosen one
     PlanSpec plan; bool has_plan;               // the chosen one; the first of several
     VEC(PlanSpec) plans;                        // all; with many_plans those chosen, in order
+    bool any_room;      // verify: a smaller form is executed, so memory is no limit
     /* --set model.NAME=VALUE: graph.c replaces the number first assigned */
     VEC(Entry) model_sets;
 } Config;

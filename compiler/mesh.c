@@ -377,6 +377,11 @@ static void choose_room(Plan *p)
     const Config *c = p->config;
     Choices *is = &p->is;
     int64_t ranks = (int64_t)is->data * is->x * is->y * is->z;
+    if (c->any_room) {
+        is->room_bytes = INT64_MAX;
+        is->room_what = "any";
+        return;
+    }
     if (c->has_cluster && c->cluster.device >= 0) {
         const Device *d = &c->devices.at[c->cluster.device];
         is->room_bytes = d->memory.set ? (int64_t)(d->memory.v - d->reserve.v) : INT64_MAX;

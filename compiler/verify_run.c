@@ -42,6 +42,7 @@ double verify_flops(const Plan *p, const Emitted *e)
 int command_verify(Compile *c)
 {
     use_this_machine(c);
+    ((Config *)c->config)->any_room = !c->o->is_full;
     if (!compile_to(c, "memory"))
         return EXIT_INPUT;
     if (!c->o->quiet)

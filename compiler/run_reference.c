@@ -1,0 +1,2 @@
+#include "commands.h"
+int run_reference(Compile *c) { (void)c; return EXIT_FAULT; }
