@@ -19,6 +19,8 @@ int verify_execute(Compile *c, const Emitted *e)
     if (status != EXIT_FINE)
         return status;
     const Choices *is = &c->plan->is;
+    if (steps > 0 && t->largest == 0)
+        fprintf(stderr, "verify: no target counts in step 1, so its gradients say nothing\n");
     if (same.steps < steps)
         fprintf(stderr, "verify: %" PRId64 " of %" PRId64 " steps were done\n", same.steps, steps);
     if (same.bad)

@@ -22,6 +22,7 @@ enum {
     WIDTH_LEAST = 16,       // TUNING: so that ranks have several columns
     TURNS_LEAST = 2,        // so that one turn's end meets the next one's begin
     SEQUENCE_LEAST = 4,
+    MASKED_LEAST = 64,      // masked: tokens of a sequence, so that some are chosen
     TRIALS = 400,           // TUNING: 2 to 10 ms each
     TRIAL_S = 10
 };
@@ -178,12 +179,15 @@ static bool take(Shrink *s, Number *n, int64_t v)
     return false;
 }
 
-/* The least value that keeps the plan: one by one, then by steps, then divisors. */
+/* The least value that keeps the plan: one by one, in growing odd steps, then divisors. */
 static bool shrink_number(Shrink *s, Number *n)
 {
     int64_t v = n->least, now = n->now, first = n->least < 16 ? 16 : 80;
     for (; v < now && v <= first && s->ntrials < TRIALS; v++)
         if (take(s, n, v))
+            return true;
+    for (int64_t u = v; u < now && s->ntrials < TRIALS; u += u / 8 | 1)
+        if (take(s, n, u))
             return true;
     for (int64_t d = now / (v > 0 ? v : 1); d > 1 && s->ntrials < TRIALS; d--)
         if (now % d == 0 && take(s, n, now / d))
@@ -286,6 +290,8 @@ static void find_numbers(Shrink *s)
     const Config *config = s->c->config;
     const Choices *is = &s->c->plan->is;
     Number sequence = { "train.sequence", is->sequence, is->sequence, SEQUENCE_LEAST, false };
+    if (config->train.objective == OBJ_MASKED)
+        sequence.least = is->sequence < MASKED_LEAST ? is->sequence : MASKED_LEAST;
     Number batch = { "train.batch", is->batch, is->batch, is->data, false };
     vec_add(&s->numbers, sequence);
     vec_add(&s->numbers, batch);
