@@ -3,9 +3,12 @@
  *
  *     text -> ast -> plan, filled in by passes -> printed | run | built
  */
+#include <errno.h>
+#include <inttypes.h>
 #include <unistd.h>
 
 #include "options.h"
+#include "rt.h"
 
 /* ---- passes ------------------------------------------------------------------ */
 
@@ -104,6 +107,14 @@ static const Command commands[] = {
 };
 enum { NCOMMANDS = sizeof commands / sizeof *commands };
 
+/* The exit status, once all output is written. */
+static int finish(int status)
+{
+    if (fflush(stdout) || ferror(stdout))
+        die(EXIT_WORLD, "could not write the output");
+    return status;
+}
+
 /* ---- options --------------------------------------------------------------------- */
 
 static void usage(FILE *f)
@@ -118,16 +129,27 @@ static void usage(FILE *f)
     fprintf(f, " llvm\n");
 }
 
-typedef struct { const char *name; bool *flag; const char **text; } Option;
+/* `of`: the commands that take it; NULL: all. */
+typedef struct { const char *name; bool *flag; const char **text; const char *of; } Option;
 typedef VEC(const char *) Words;
 
-static int64_t whole(const char *option, const char *s)
+static int64_t whole(const char *option, const char *s, int64_t most)
 {
-    char *end;
-    long long n = strtoll(s, &end, 10);
-    if (*s == 0 || *end || n < 0)
+    errno = 0;
+    long long n = strtoll(s, NULL, 10);
+    if (*s == 0 || s[strspn(s, "0123456789")])
         die(EXIT_USAGE, "%s takes a whole number, not `%s`", option, s);
+    if (errno || n > most)
+        die(EXIT_USAGE, "%s takes a number up to %" PRId64 ", not `%s`", option, most, s);
     return n;
+}
+
+static bool is_command(const char *word)
+{
+    for (int i = 0; i < NCOMMANDS; i++)
+        if (strcmp(commands[i].name, word) == 0)
+            return true;
+    return false;
 }
 
 static const char *value_of(int argc, char **argv, int *i)
@@ -141,19 +163,23 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
 {
     const char *steps = NULL, *threads = NULL, *seed = NULL, *set = NULL;
     const Option list[] = {
-        { "--json", &o->json, NULL },           { "--schedule", &o->schedule, NULL },
-        { "-q", &o->quiet, NULL },              { "-v", &o->verbose, NULL },
-        { "--time", &o->time, NULL },           { "--reference", &o->reference, NULL },
-        { "--help", &o->help, NULL },           { "-h", &o->help, NULL },
-        { "--small", &o->is_small, NULL },      { "--full", &o->is_full, NULL },
-        { "--static", &o->is_static, NULL },    { "-d", NULL, &o->dump },
-        { "--stop", NULL, &o->stop },           { "--explain", NULL, &o->explain },
-        { "--target", NULL, &o->target },       { "-o", NULL, &o->output },
-        { "--load", NULL, &o->load },           { "--save", NULL, &o->save },
-        { "--log", NULL, &o->log },             { "--trace", NULL, &o->trace },
-        { "--plan", NULL, &o->in.plan },        { "--cluster", NULL, &o->in.cluster },
-        { "--steps", NULL, &steps },            { "--threads", NULL, &threads },
-        { "--seed", NULL, &seed },              { "--set", NULL, &set },
+        { "--json", &o->json, NULL, "plan" },   { "--schedule", &o->schedule, NULL, "plan" },
+        { "-q", &o->quiet, NULL, NULL },        { "-v", &o->verbose, NULL, NULL },
+        { "--time", &o->time, NULL, NULL },     { "--reference", &o->reference, NULL, "run" },
+        { "--help", &o->help, NULL, NULL },     { "-h", &o->help, NULL, NULL },
+        { "--small", &o->is_small, NULL, "verify" },
+        { "--full", &o->is_full, NULL, "verify" },
+        { "--static", &o->is_static, NULL, "verify" },
+        { "-d", NULL, &o->dump, NULL },         { "--stop", NULL, &o->stop, NULL },
+        { "--explain", NULL, &o->explain, "plan" },
+        { "--target", NULL, &o->target, "build" },
+        { "-o", NULL, &o->output, "build" },
+        { "--load", NULL, &o->load, "run" },    { "--save", NULL, &o->save, "run" },
+        { "--log", NULL, &o->log, "run" },      { "--trace", NULL, &o->trace, "run" },
+        { "--plan", NULL, &o->in.plan, NULL },  { "--cluster", NULL, &o->in.cluster, NULL },
+        { "--steps", NULL, &steps, "run,verify" },
+        { "--threads", NULL, &threads, "plan,verify,run,build" },
+        { "--seed", NULL, &seed, NULL },        { "--set", NULL, &set, NULL },
     };
     enum { N = sizeof list / sizeof *list };
     const char *names[N];
@@ -163,6 +189,8 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
         names[k] = list[k].name;
         if (strlen(list[k].name) != n || memcmp(list[k].name, word, n))
             continue;
+        if (list[k].of && o->command && !asked(list[k].of, o->command) && is_command(o->command))
+            die(EXIT_USAGE, "%s takes no %s", o->command, list[k].name);
         if (list[k].flag) {
             if (word[n])
                 die(EXIT_USAGE, "%s takes no value", list[k].name);
@@ -170,12 +198,15 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
             return;
         }
         *list[k].text = word[n] ? word + n + 1 : value_of(argc, argv, i);
+        if (**list[k].text == 0)
+            die(EXIT_USAGE, "%s needs a value", list[k].name);
         if (steps)
-            o->steps = whole("--steps", steps);
+            o->steps = whole("--steps", steps, INT64_C(1) << 40);
         if (threads)
-            o->threads = (int)whole("--threads", threads);
+            o->threads = (int)whole("--threads", threads, 4096);
         if (seed)
-            set = str_fmt("train.seed=%s", seed);
+            set = str_fmt("train.seed=%" PRId64,
+                          whole("--seed", seed, (INT64_C(1) << 53) - 1));
         if (set)
             vec_add(sets, set);
         return;
@@ -194,7 +225,7 @@ static void read_options(Options *o, int argc, char **argv)
             plain = true;
         else if (!plain && strcmp(argv[i], "--version") == 0) {
             printf("teracube 1\n");
-            exit(EXIT_FINE);
+            exit(finish(EXIT_FINE));
         } else if (!plain && argv[i][0] == '-' && argv[i][1])
             read_option(o, &sets, argc, argv, &i);
         else if (o->command == NULL)
@@ -213,7 +244,7 @@ static const Command *find_command(const Options *o)
     const char *names[NCOMMANDS];
     if (o->help || o->command == NULL) {
         usage(o->help ? stdout : stderr);
-        exit(o->help ? EXIT_FINE : EXIT_USAGE);
+        exit(finish(o->help ? EXIT_FINE : EXIT_USAGE));
     }
     for (int i = 0; i < NCOMMANDS; i++) {
         names[i] = commands[i].name;
@@ -229,33 +260,38 @@ static const Command *find_command(const Options *o)
         o->command, near);
 }
 
+static void check_word(const char *word, const char *const *names, int n)
+{
+    for (int i = 0; word && i < n; i++)
+        if (strcmp(names[i], word) == 0)
+            return;
+    const char *near = word ? str_nearest(word, names, n) : NULL;
+    if (word)
+        die(EXIT_USAGE, near ? "unknown pass `%s`; did you mean %s?" : "unknown pass `%s`", word,
+            near);
+}
+
 static void check_words(const Options *o)
 {
     const char *names[NPASSES + 4];
     int n = 0;
     for (; n < NPASSES; n++)
         names[n] = passes[n].name;
+    check_word(o->stop, names, n);
     names[n++] = "llvm";
     names[n++] = "parse";
-    names[n++] = "config";
     names[n++] = "all";
-    const char *const lists[] = { o->dump, o->stop };
-    for (int k = 0; k < 2; k++)
-        for (const char *s = lists[k]; s && *s; s += strcspn(s, ","), s += *s == ',') {
-            const char *word = str_of(s, strcspn(s, ","));
-            bool known = false;
-            for (int i = 0; i < n; i++)
-                known |= strcmp(names[i], word) == 0;
-            if (!known) {
-                const char *near = str_nearest(word, names, n);
-                die(EXIT_USAGE, near ? "unknown pass `%s`; did you mean %s?"
-                                     : "unknown pass `%s`", word, near);
-            }
-        }
+    for (const char *p = o->dump; p && *p; p += strcspn(p, ","), p += *p == ',')
+        check_word(str_of(p, strcspn(p, ",")), names, n);
+    if (o->explain && strcmp(o->explain, "partition") != 0)
+        die(EXIT_USAGE, "--explain knows partition, not `%s`", o->explain);
+    if (o->is_small && o->is_full)
+        die(EXIT_USAGE, "--small and --full exclude each other");
 }
 
 int main(int argc, char **argv)
 {
+    rt_guard_files();
     Options o = { 0 };
     Compile c = { .o = &o, .start = now_s() };
     read_options(&o, argc, argv);
@@ -270,7 +306,5 @@ int main(int argc, char **argv)
     int status = diag_errors() ? diag_status() : command->run(&c);
     if (diag_errors() && status <= EXIT_INPUT)
         status = diag_status();
-    if (fflush(stdout) || ferror(stdout))
-        die(EXIT_WORLD, "could not write the output");
-    return status;
+    return finish(status);
 }

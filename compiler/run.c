@@ -3,6 +3,7 @@
  * (ORC), `build` writes an object and links it with the runtime.
  */
 #include <errno.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -114,7 +115,7 @@ static void object(const Compile *c, const Emitted *e, const char *path)
     const LlvmApi *llvm = llvm_load(c->o->command);
     Kernels *k = make_kernels(c, e);
     if (llvm->object(k, path, 9, name, data, bytes) != 0)
-        die(EXIT_WORLD, "could not write %s: %s", path, strerror(errno));
+        die(EXIT_WORLD, "could not write %s: %s", c->o->output, strerror(errno));
     llvm->free(k);
 }
 
@@ -125,6 +126,9 @@ int command_build(Compile *c)
             && strcmp(c->o->target, "cuda") == 0 ? "; this version has no CUDA target" : "");
     if (c->o->output == NULL)
         die(EXIT_USAGE, "build needs -o EXE");
+    struct stat st;
+    if (stat(c->o->output, &st) == 0 && !S_ISREG(st.st_mode))
+        die(EXIT_WORLD, "could not write %s: it is no regular file", c->o->output);
     use_this_machine(c);
     if (!training_is_complete(c) || !compile_to(c, "memory"))
         return EXIT_INPUT;

@@ -16,6 +16,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { BUFFER = 8192 };     // elements read or written at a time
@@ -322,8 +323,12 @@ void rt_save_forget(Rt *rt)
 /* Before the first step: can a file be made there at all? */
 int rt_save_probe(Rt *rt)
 {
+    struct stat st;
     if (!rt->options->save)
         return RT_OK;
+    if (stat(rt->options->save, &st) == 0 && !S_ISREG(st.st_mode))
+        return rt_fail(rt, RT_WORLD, "%s: error: could not write the weights there: it is no "
+                       "regular file", rt->options->save);
     RT_TRY(open_tmp(rt));
     rt_save_forget(rt);
     return RT_OK;

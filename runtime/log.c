@@ -9,7 +9,9 @@
 #include "rt_impl.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
+#include <signal.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -71,6 +73,14 @@ void rt_note(const Rt *rt, const char *fmt, ...)
     fprintf(stderr, "%s: %s\n", rt->exe, text);
 }
 
+void rt_guard_files(void)
+{
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0)
+            open("/dev/null", fd ? O_RDONLY : O_WRONLY);    // using it still fails
+    signal(SIGXFSZ, SIG_IGN);
+}
+
 /* ---- files --------------------------------------------------------------- */
 
 static void put_json(FILE *f, const char *s)
@@ -86,6 +96,13 @@ static void put_json(FILE *f, const char *s)
             putc(c, f);
     }
     putc('"', f);
+}
+
+/* JSON has no nan and no inf. */
+static const char *json_number(double v, char out[32])
+{
+    snprintf(out, 32, isfinite(v) ? "%.17g" : "null", v);
+    return out;
 }
 
 static int64_t step_tokens(const Rt *rt)
@@ -145,12 +162,13 @@ int rt_log_open(Rt *rt)
 int rt_log_close(Rt *rt)
 {
     int status = RT_OK;
+    bool broken = rt->trace && ferror(rt->trace);
     if (rt->log && fclose(rt->log))
         status = log_broken(rt);
     rt->log = NULL;
     if (rt->trace) {
         fputs("\n]\n", rt->trace);
-        if (fclose(rt->trace))
+        if (fclose(rt->trace) || broken)
             status = rt_fail(rt, RT_WORLD, "%s: error: could not write the trace: %s",
                              rt->options->trace, strerror(errno));
         rt->trace = NULL;
@@ -211,9 +229,11 @@ int rt_log_step(RtRank *r, double step_s)
                            strerror(errno));
     }
     if (rt->log) {
-        fprintf(rt->log, "{\"step\": %lld, \"loss\": %.17g, \"grad_norm\": %.17g, "
-                "\"lr\": %.17g, \"tokens_per_s\": %.6g, \"step_s\": %.6g}\n", step, now->loss,
-                now->norm, now->lr, rate, step_s);
+        char loss[32], norm[32];
+        fprintf(rt->log, "{\"step\": %lld, \"loss\": %s, \"grad_norm\": %s, \"lr\": %.17g, "
+                "\"tokens_per_s\": %.6g, \"step_s\": %.6g}\n", step,
+                json_number(now->loss, loss), json_number(now->norm, norm), now->lr, rate,
+                step_s);
         if (fflush(rt->log))
             return log_broken(rt);
     }

@@ -238,6 +238,7 @@ static int read_options(const RtProgram *p, int argc, char **argv, RtOptions *o,
 
 int rt_main(const RtProgram *program, int argc, char **argv)
 {
+    rt_guard_files();
     RtOptions o = { .steps = -1, .exe = argc > 0 ? argv[0] : "program" };
     const char **sets = rt_alloc((size_t)argc + 1, sizeof *sets);
     const char *slash = strrchr(o.exe, '/');
@@ -248,5 +249,12 @@ int rt_main(const RtProgram *program, int argc, char **argv)
     if (status == RT_OK)
         status = rt_run(program, &o);
     free(sets);
-    return status < 0 ? RT_OK : status;
+    if (status < 0) {
+        status = RT_OK;
+        if (fflush(stdout) || ferror(stdout)) {
+            fprintf(stderr, "%s: error: could not write to stdout\n", o.exe);
+            status = RT_WORLD;
+        }
+    }
+    return status;
 }

@@ -112,22 +112,31 @@ static int not_so(Rt *rt, const char *kv, const char *want)
 static int set_number(Rt *rt, const char *kv, const char *key, const char *value)
 {
     RtHeader *h = &rt->own;
-    const struct { const char *key; double *real; int64_t *whole; double low; } keys[] = {
-        { "lr", &h->train.lr, NULL, 0 }, { "beta1", &h->train.beta1, NULL, 0 },
-        { "beta2", &h->train.beta2, NULL, 0 }, { "eps", &h->train.eps, NULL, 0 },
-        { "weight_decay", &h->train.weight_decay, NULL, 0 },
-        { "momentum", &h->train.momentum, NULL, 0 }, { "min", &h->train.lr_min, NULL, 0 },
-        { "clip", &h->train.clip, NULL, 0 }, { "steps", NULL, &h->train.steps, 0 },
-        { "warmup", NULL, &h->train.warmup, 0 }, { "decay", NULL, &h->train.decay_steps, 0 },
+    enum { ANY, POSITIVE, BELOW_1 };
+    const struct { const char *key; double *real; int64_t *whole; int range; } keys[] = {
+        { "lr", &h->train.lr, NULL, ANY }, { "beta1", &h->train.beta1, NULL, BELOW_1 },
+        { "beta2", &h->train.beta2, NULL, BELOW_1 }, { "eps", &h->train.eps, NULL, POSITIVE },
+        { "weight_decay", &h->train.weight_decay, NULL, ANY },
+        { "momentum", &h->train.momentum, NULL, BELOW_1 },
+        { "min", &h->train.lr_min, NULL, ANY }, { "clip", &h->train.clip, NULL, POSITIVE },
+        { "steps", NULL, &h->train.steps, ANY }, { "warmup", NULL, &h->train.warmup, ANY },
+        { "decay", NULL, &h->train.decay_steps, ANY },
     };
     double v;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         if (strcmp(key, keys[i].key) != 0)
             continue;
-        if (!read_number(value, &v) || v < keys[i].low)
+        if (strcmp(key, "clip") == 0 && strcmp(value, "no") == 0)
+            value = "0";
+        else if (!read_number(value, &v) || v < 0)
             return not_so(rt, kv, "a number that is not negative");
-        if (keys[i].whole && v != floor(v))
-            return not_so(rt, kv, "a whole number");
+        else if (keys[i].range == POSITIVE && v <= 0)
+            return not_so(rt, kv, "a number above 0");
+        else if (keys[i].range == BELOW_1 && v >= 1)
+            return not_so(rt, kv, "a number below 1");
+        else if (keys[i].whole && (v != floor(v) || v >= 0x1p40))
+            return not_so(rt, kv, "a whole number below 2^40");
+        read_number(value, &v);
         if (keys[i].real)
             *keys[i].real = v;
         else
@@ -186,7 +195,8 @@ static int set_optimizer(Rt *rt, const char *kv, const char *value)
     bool is_adamw = h->optimizer == 0;
     const char *built = is_adamw ? "adamw" : "sgd";
     char name[32];
-    if (strncmp(value, built, strlen(built)) != 0)
+    size_t n = strcspn(value, "( ");
+    if (n != strlen(built) || strncmp(value, built, n) != 0)
         return rt_fail(rt, RT_USAGE, "%s: error: --set %s: the kind of optimizer is fixed when "
                        "built; rebuild with --set %s", rt->exe, kv, kv);
     h->train.lr = is_adamw ? 1e-3 : 1e-2;       // what is not written has its default
@@ -265,11 +275,11 @@ int rt_set(Rt *rt, const char *kv)
         if (strcmp(word, "order") == 0)
             return set_text(rt, value, &rt->order);
         if (strcmp(word, "seed") == 0) {
-            char *end;
-            errno = 0;
-            h->train.seed = strtoull(value, &end, 0);
-            return *value == '-' || end == value || *end || errno
-                   ? not_so(rt, kv, "a whole number") : RT_OK;
+            double v;
+            if (!read_number(value, &v) || v < 0 || v != floor(v) || v >= 0x1p53)
+                return not_so(rt, kv, "a whole number below 2^53");
+            h->train.seed = (uint64_t)v;
+            return RT_OK;
         }
     }
     return rt_fail(rt, RT_USAGE, "%s: error: --set %s: `%s` is fixed when built; rebuild with "

@@ -241,6 +241,10 @@ typedef struct {
     int64_t fixed_ntokens;
 } RtOptions;
 
+/* First thing in main: files that are opened later never take the places of closed
+ * standard ones, and a file that grows too large is an error, not a signal. */
+void rt_guard_files(void);
+
 /* Trains. Returns the exit status (0, 1, 3 or 4); messages go to stderr, step
  * lines to stdout. Owns nothing of `program` afterwards. */
 int rt_run(const RtProgram *program, const RtOptions *options);
