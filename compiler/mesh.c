@@ -32,20 +32,30 @@ static bool heads_split(const Op *o, int y)
     return o->heads % y == 0 && (o->kv_heads % y == 0 || y % o->kv_heads == 0);
 }
 
-static void report_heads(const Plan *p, const Op *o)
+/* Where the side of the cube, 0 1 2 for x y z, is written. */
+Loc mesh_side(const Plan *p, int side)
 {
     const PlanSpec *s = &p->config->plan;
-    int y = p->is.y;
+    return s->cube[side].loc.end ? s->cube[side].loc : s->cube_loc;
+}
+
+static void report_heads(const Plan *p, const Op *o)
+{
+    const Choices *is = &p->is;
+    int y = is->y;
     if (o->heads % y)
-        diag_error(o->loc, "heads-divide", "%d heads do not split over y = %d", o->heads, y);
+        diag_error(o->heads_loc, "heads-divide", "%d heads do not split over y = %d", o->heads, y);
     else
-        diag_error(o->loc, "heads-divide", "%d kv heads neither split over y = %d nor divide it",
+        diag_error(o->kv_loc, "heads-divide", "%d kv heads neither split over y = %d nor divide it",
                    o->kv_heads, y);
-    if (s->cube_loc.end)
-        diag_note(s->cube_loc, "y = %d stands here", y);
+    if (mesh_side(p, 1).end)
+        diag_note(mesh_side(p, 1), "y = %d stands here", y);
     int64_t legal[64];
     int n = 0;
     for (int k = 1; k <= o->heads && n < 12; k++)
+        if (mesh_fits(p, is->data, is->x, k, is->z))
+            legal[n++] = k;
+    for (int k = 1; k <= o->heads && n == 0; k++)
         if (heads_split(o, k))
             legal[n++] = k;
     diag_hint("y can be %s; to use %d times as many devices, raise x or pipeline",
@@ -70,7 +80,7 @@ static void check_rows(const Plan *p)
     int64_t step = is->x * lcm64(is->y, is->z);
     if (is->T % step) {
         int64_t b = step / gcd64(step, is->sequence);
-        diag_error(s->cube_loc, "rows-divide", "%" PRId64 " sequences of %" PRId64
+        diag_error(s->cube_loc.end ? s->cube_loc : s->loc, "rows-divide", "%" PRId64 " sequences of %" PRId64
                    " tokens are not a multiple of x*lcm(y, z) = %" PRId64,
                    is->microbatch, is->sequence, step);
         if (p->config->train.batch.loc.end)
@@ -80,9 +90,13 @@ static void check_rows(const Plan *p)
                   (is->batch + b * is->data - 1) / (b * is->data) * (b * is->data),
                   step / gcd64(step, is->microbatch));
     }
-    if (is->balanced && is->sequence % (2 * is->x * is->z))
+    if (is->balanced && is->sequence % (2 * is->x * is->z)) {
         diag_error(s->rows.loc, "rows-divide", "balanced rows need a sequence that is a multiple "
                    "of 2*x*z = %d, not %" PRId64, 2 * is->x * is->z, is->sequence);
+        int64_t unit = lcm64(2 * is->x * is->z, step / gcd64(step, is->microbatch));
+        diag_hint("write rows = plain, or a sequence of %" PRId64,
+                  (is->sequence + unit - 1) / unit * unit);
+    }
 }
 
 static void check_slices(const Plan *p)
@@ -116,6 +130,15 @@ static void check_slices(const Plan *p)
     }
 }
 
+/* "[3, 3, 2]": n shares of all turns, the larger first. */
+static const char *even_turns(int layers, int n)
+{
+    const char *s = "[";
+    for (int i = 0; i < n && i < 64; i++)
+        s = str_fmt("%s%s%d", s, i ? ", " : "", layers / n + (i < layers % n));
+    return str_fmt("%s]", s);
+}
+
 static void check_turns(const Plan *p)
 {
     const PlanSpec *s = &p->config->plan;
@@ -127,11 +150,13 @@ static void check_turns(const Plan *p)
         if (sum != p->layers) {
             diag_error(s->turns_loc, "layers-cover", "turns add up to %" PRId64
                        ", the model's repeats have %d", sum, p->layers);
-            diag_hint("give each of the %d stages and chunks its share of %d turns",
-                      p->is.stages * chunks, p->layers);
-        } else if (s->turns.n != p->is.stages * chunks)
-            diag_error(s->turns_loc, "layers-cover", "%d entries for %d stages and chunks",
-                       s->turns.n, p->is.stages * chunks);
+            diag_hint("write turns = %s", even_turns(p->layers, p->is.stages * chunks));
+        } else if (s->turns.n != p->is.stages * chunks) {
+            diag_error(s->turns_loc, "layers-cover", "%d entries for %d stage%s of %d chunk%s",
+                       s->turns.n, p->is.stages, p->is.stages > 1 ? "s" : "", chunks,
+                       chunks > 1 ? "s" : "");
+            diag_hint("write turns = %s", even_turns(p->layers, p->is.stages * chunks));
+        }
     }
     if (p->is.stages * chunks > 1 && p->is.stages * chunks > p->layers) {
         diag_error(s->pipeline.loc, "layers-cover", "%d stages for %d turns",
@@ -164,6 +189,21 @@ static void check_effect(const Plan *p)
     }
 }
 
+/* Cubes of n devices that the model admits, at most four. */
+static const char *fitting_cubes(const Plan *p, int64_t n)
+{
+    const char *list[4];
+    int found = 0;
+    for (int64_t x = 1; x <= n && found < 4; x++)
+        for (int64_t y = n / x; n % x == 0 && y >= 1 && found < 4; y--)
+            if (n / x % y == 0 && mesh_fits(p, p->is.data, (int)x, (int)y, (int)(n / x / y)))
+                list[found++] = str_fmt("[%" PRId64 ", %" PRId64 ", %" PRId64 "]", x, y, n / x / y);
+    const char *s = found ? list[0] : NULL;
+    for (int i = 1; i < found; i++)
+        s = str_fmt("%s%s%s", s, i + 1 < found ? ", " : " or ", list[i]);
+    return s;
+}
+
 static void check_devices(const Plan *p)
 {
     const Config *c = p->config;
@@ -179,14 +219,17 @@ static void check_devices(const Plan *p)
                "cube [%d, %d, %d]), the cluster has %" PRId64, want, is->data, is->stages,
                is->x, is->y, is->z, have);
     if (c->cluster.nodes.loc.end)
-        diag_note(c->cluster.nodes.loc, "%g nodes of %g devices", c->cluster.nodes.v,
-                  c->cluster.per_node.v);
+        diag_note(c->cluster.nodes.loc, "%g node%s of %g devices", c->cluster.nodes.v,
+                  c->cluster.nodes.v > 1 ? "s" : "", c->cluster.per_node.v);
     int64_t inner = (int64_t)is->stages * is->x * is->y * is->z;
-    if (have % inner == 0)
-        diag_hint("data = %" PRId64 " fits", have / inner);
-    else if (have % ((int64_t)is->data * is->stages) == 0)
-        diag_hint("a cube of %" PRId64 " devices fits, such as [1, %" PRId64 ", 1]",
-                  have / is->data / is->stages, have / is->data / is->stages);
+    int64_t outer = (int64_t)is->data * is->stages;
+    const char *cubes = have % outer == 0 && have / outer <= 65536 ? fitting_cubes(p, have / outer)
+                                                                   : NULL;
+    if (have % inner == 0 && mesh_fits(p, (int)(have / inner), is->x, is->y, is->z))
+        diag_hint("data = %" PRId64 " fits%s%s", have / inner, cubes ? ", or cube = " : "",
+                  cubes ? cubes : "");
+    else if (cubes)
+        diag_hint("cube = %s fits", cubes);
     else
         diag_hint("data * pipeline * x * y * z must be %" PRId64, have);
 }
@@ -212,7 +255,7 @@ static double words(const Plan *p, int x, int y, int z, double T)
     return v / ((double)x * y * z);
 }
 
-static bool grid_fits(const Plan *p, int data, int x, int y, int z)
+bool mesh_fits(const Plan *p, int data, int x, int y, int z)
 {
     int64_t T = p->is.batch / data * p->is.sequence;
     if (p->is.batch % data || T % (x * lcm64(y, z)))
@@ -246,7 +289,7 @@ static bool search_grid(Plan *p, int64_t n)
                 int z = (int)(n / d / x / y);
                 if (s->cube[0].set && (x != p->is.x || y != p->is.y || z != p->is.z))
                     continue;
-                if (!grid_fits(p, d, x, y, z))
+                if (!mesh_fits(p, d, x, y, z))
                     continue;
                 double T = (double)(p->is.batch / d * p->is.sequence), params = 0;
                 for (int i = 0; i < p->params.n; i++)
@@ -401,22 +444,27 @@ static void find_refused(Plan *p)
 {
     const PlanSpec *s = &p->config->plan;
     const Train *t = &p->config->train;
-    struct { bool is; const char *what; Loc loc; } list[] = {
-        { p->is.stages > 1, "pipeline stages", s->pipeline.loc },
-        { s->chunks.set && s->chunks.v > 1, "interleaved stages", s->chunks.loc },
+    struct { bool is; const char *what; Loc loc; const char *hint; } list[] = {
+        { p->is.stages > 1, "pipeline stages", s->pipeline.loc, "pipeline = 1" },
+        { s->chunks.set && s->chunks.v > 1, "interleaved stages", s->chunks.loc, "chunks = 1" },
         { (s->slices_kind == SLICES_LIST && s->slices.n > 1) ||
-          (s->slices_kind == SLICES_UNIFORM && s->slices_n > 1), "token slices", s->slices_loc },
-        { s->recompute.v && !is_word(s->recompute, "none"), "recomputation", s->recompute.loc },
-        { p->is.zero >= 2, "zero = 2 and 3", s->zero.loc },
-        { t->precision > PREC_FP32, "precisions below fp32", t->precision_loc },
-        { is_word(s->partition, "summa"), "partition = summa(q)", s->partition.loc },
-        { t->validate_every > 0, "validate", t->loc },
-        { t->checkpoint_every > 0, "checkpoint", t->loc },
+          (s->slices_kind == SLICES_UNIFORM && s->slices_n > 1), "token slices", s->slices_loc,
+          "slices = uniform(1)" },
+        { s->recompute.v && !is_word(s->recompute, "none"), "recomputation", s->recompute.loc,
+          "recompute = none" },
+        { p->is.zero >= 2, "zero = 2 and 3", s->zero.loc, "zero = 1" },
+        { t->precision > PREC_FP32, "precisions below fp32", t->precision_loc,
+          "precision = fp32" },
+        { is_word(s->partition, "summa"), "partition = summa(q)", s->partition.loc,
+          "partition = 3d" },
+        { t->validate_every > 0, "validate", t->validate_loc, NULL },
+        { t->checkpoint_every > 0, "checkpoint", t->checkpoint_loc, NULL },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (list[i].is) {
             p->is.refused = list[i].what;
             p->is.refused_loc = list[i].loc;
+            p->is.refused_hint = list[i].hint;
             return;
         }
 }
@@ -425,12 +473,16 @@ static void check_partition(const Plan *p)
 {
     const PlanSpec *s = &p->config->plan;
     const Choices *is = &p->is;
-    if (is_word(s->partition, "1d") && (is->x > 1 || is->z > 1))
+    if (is_word(s->partition, "1d") && (is->x > 1 || is->z > 1)) {
         diag_error(s->partition.loc, "partition", "partition = 1d is the grid [1, p, 1], the cube "
                    "is [%d, %d, %d]", is->x, is->y, is->z);
-    if (is_word(s->partition, "2d") && is->x > 1)
+        diag_hint("write partition = 3d");
+    }
+    if (is_word(s->partition, "2d") && is->x > 1) {
         diag_error(s->partition.loc, "partition", "partition = 2d is the grid [1, q, r], the cube "
                    "is [%d, %d, %d]", is->x, is->y, is->z);
+        diag_hint("write partition = 3d");
+    }
 }
 
 void mesh_choose(Plan *p)
@@ -454,7 +506,11 @@ void mesh_choose(Plan *p)
                    "replicas of microbatches of %" PRId64, is->batch, is->data, micro ? micro : 1);
         if (c->train.batch.loc.end && at.start != c->train.batch.loc.start)
             diag_note(c->train.batch.loc, "the batch stands here");
-        diag_hint("a batch of %" PRId64 " fits", (is->batch + unit - 1) / unit * unit);
+        int64_t fits = (is->batch + unit - 1) / unit * unit;
+        int64_t step = is->x * lcm64(is->y, is->z);
+        while ((micro ? micro : fits / is->data) * is->sequence % step && fits < unit * step * 2)
+            fits += unit;
+        diag_hint("a batch of %" PRId64 " fits", fits);
         micro = 1;
     }
     is->microbatch = micro ? micro : is->batch / is->data;

@@ -583,6 +583,8 @@ static Val call_attention(Graph *g, const Expr *call)
     Op *op = add_op(g, OP_ATTN, name, call->loc, 3, qkv, 2, out);
     op->heads = (int)heads;
     op->kv_heads = (int)kv_heads;
+    op->heads_loc = b.at[ATT_HEADS]->loc;
+    op->kv_loc = b.at[ATT_KV] ? b.at[ATT_KV]->loc : op->heads_loc;
     op->causal = set.causal;
     op->window = set.window;
     op->scale = set.scale;

@@ -83,8 +83,10 @@ void partition_choose(Plan *p)
     const Word keep = p->config->plan.keep;
     Part q;
     if (p->is.refused) {
-        diag_error(p->is.refused_loc, "unsupported", "%s: checked, but this version cannot lay "
-                   "them out or run them", p->is.refused);
+        diag_error(p->is.refused_loc, "unsupported", "this version checks %s, but cannot lay them "
+                   "out yet", p->is.refused);
+        if (p->is.refused_hint)
+            diag_hint("write %s", p->is.refused_hint);
         return;
     }
     fresh(&q, p);

@@ -71,6 +71,8 @@ enum { TO_A = 'A', TO_B = 'B' };
 
 /* mesh.c */
 int  kv_rep(const Plan *p, const Op *attn); // copies of each kv column: y / kv_heads, or 1
+bool mesh_fits(const Plan *p, int data, int x, int y, int z);   // rows, heads and widths divide
+Loc  mesh_side(const Plan *p, int side);    // where x, y or z (0 1 2) is written, or nowhere
 
 /* place.c */
 void place_uses(Part *q);

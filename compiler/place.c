@@ -319,6 +319,33 @@ int64_t local_width(const Plan *p, Columns c, Axes axis)
     return n;
 }
 
+/* Sizes of the home's column axis near the one at hand with which everything divides. */
+static const char *near_sizes(const Part *q, char home, int64_t size)
+{
+    const Choices *is = &q->p->is;
+    int64_t lo = 0, hi = 0;
+    for (int64_t v = size - 1; v >= 1 && !lo; v--)
+        if (home == 'A' ? mesh_fits(q->p, is->data, is->x, is->y, (int)v)
+                        : mesh_fits(q->p, is->data, is->x, (int)v, is->z))
+            lo = v;
+    for (int64_t v = size + 1; v <= 4 * size && !hi; v++)
+        if (home == 'A' ? mesh_fits(q->p, is->data, is->x, is->y, (int)v)
+                        : mesh_fits(q->p, is->data, is->x, (int)v, is->z))
+            hi = v;
+    return lo && hi ? str_fmt("%" PRId64 " or %" PRId64, lo, hi)
+                    : str_fmt("%" PRId64, lo ? lo : hi ? hi : 1);
+}
+
+/* A width that splits `ways` ways, and into heads of an even size. */
+static int64_t near_width(const Part *q, int64_t width, int64_t ways)
+{
+    int64_t unit = ways;
+    for (int i = 0; i < q->p->nforward; i++)
+        if (q->p->ops.at[i].kind == OP_ATTN)
+            unit = lcm64(unit, 2 * q->p->ops.at[i].heads);
+    return (width + unit - 1) / unit * unit;
+}
+
 static const char *near_divisor(int64_t width, int64_t ways)
 {
     int64_t lo = ways, hi = ways;
@@ -348,11 +375,11 @@ static void check_width(Part *q, TensorId t)
         char a = s->home == 'A' ? 'z' : 'y';
         diag_error(x->loc, "width-divides", "width %" PRId64 " of `%s` does not split over "
                    "%c = %" PRId64, g.width, x->name, a, size);
-        if (p->config->plan.cube_loc.end)
-            diag_note(p->config->plan.cube_loc, "%c = %" PRId64 " stands here", a, size);
-        diag_hint("%c can be %s; or make the width a multiple of %" PRId64
-                  ", such as %" PRId64, a, near_divisor(g.width, ways), ways,
-                  (g.width + ways - 1) / ways * ways);
+        Loc side = mesh_side(p, s->home == 'A' ? 2 : 1);
+        if (side.end)
+            diag_note(side, "%c = %" PRId64 " stands here", a, size);
+        diag_hint("%c can be %s; or make the width %" PRId64, a, near_sizes(q, s->home, size),
+                  near_width(q, g.width, ways));
         return;
     }
 }

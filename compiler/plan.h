@@ -89,6 +89,7 @@ typedef struct {
     int parts;              // SUM VAR ROWMAX FIRST COLUMN SPLIT CONCAT: parts of the row, >= 1
     int64_t *sizes;         // SPLIT, CONCAT: width of each result/operand, all parts together
     int heads, kv_heads;    // ATTN; ROPE: heads
+    Loc heads_loc, kv_loc;  // ATTN: where they are given
     bool causal; int64_t window; double scale, softcap;         // ATTN
     double theta; int64_t rotary; bool interleaved, inverse;    // ROPE
     bool transposed;        // LINEAR*: the matrix is used as its transpose
@@ -312,6 +313,7 @@ typedef struct {
     const char *room_what;          // "24.0 GB of this machine / 8 ranks"
     /* what this version cannot lay out yet, or NULL; see mesh.c */
     const char *refused; Loc refused_loc;
+    const char *refused_hint;       // a value that works, or NULL
 } Choices;
 
 typedef struct Plan {

@@ -769,6 +769,12 @@ static void unit_scatter(Flow *f, const Inst *n)
     if (got < tail.cols)
         fail(f, "read-before-written", "the padding of the gradient of `%s` has not been cleared",
              u->name);
+    const Facts *shards = &f->facts[val(f, n->out[0])->buffer];
+    for (int i = 0; i < shards->n; i++)
+        if (overlaps(&shards->at[i], val(f, n->out[0])))
+            fail(f, "sum-twice", "the gradient of `%s` is scattered already", u->name);
+    if (n->phase > PHASE_BACKWARD)
+        fail(f, "step-order", "every microbatch adds to the gradient of `%s`", u->name);
     l.partial &= AX_DATA;
     put(f, n->out[0], l);
 }
@@ -799,6 +805,8 @@ static void range_sum(Flow *f, const Inst *n)
     }
     if (!any)
         fail(f, "read-before-written", "no gradient has been written here");
+    if (n->phase < PHASE_SYNC)
+        fail(f, "step-order", "gradients are summed before the last microbatch");
     late(f, x);
     if (n->axes & AX_DATA && (x->offset != 0 || x->cols != f->p->flat_pad))
         fail(f, "group-fits", "replicas sum a part of the gradients");

@@ -433,6 +433,8 @@ MUTATIONS(gpt_122_zero, gpt, "plan.cube=[1,2,2]", "plan.data=2", "plan.zero=1", 
 MUTATIONS(gpt_211_data, gpt, "plan.cube=[2,1,1]", "plan.data=2", "plan.zero=0")
 MUTATIONS(gpt_221_data, gpt, "plan.cube=[2,2,1]", "plan.data=2", "plan.zero=0", "train.batch=8")
 MUTATIONS(gpt_321, gpt, "plan.cube=[3,2,1]", "train.batch=6")
+MUTATIONS(gpt_221_passes, gpt, "plan.cube=[2,2,1]", "plan.microbatch=2")
+MUTATIONS(gpt_121_passes, gpt, "plan.cube=[1,2,1]", "plan.data=2", "plan.microbatch=1")
 MUTATIONS(gpt_321_uneven, gpt, "plan.cube=[3,2,1]", "train.batch=6", "model.hidden=20")
 MUTATIONS(gpt_gather, gpt, "plan.cube=[2,1,2]", "plan.attention=gather", "train.batch=1",
           "train.sequence=16")
