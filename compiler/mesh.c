@@ -62,15 +62,16 @@ static void report_heads(const Plan *p, const Op *o)
               list_of(legal, n, " or "), y);
 }
 
-static void check_heads(const Plan *p)
+static bool check_heads(const Plan *p)
 {
     for (int i = 0; i < p->nforward; i++) {
         const Op *o = &p->ops.at[i];
         if (o->kind == OP_ATTN && !heads_split(o, p->is.y)) {
             report_heads(p, o);
-            return;
+            return false;
         }
     }
+    return true;
 }
 
 static void check_rows(const Plan *p)
@@ -171,12 +172,12 @@ static void check_effect(const Plan *p)
     if (s->zero.set && s->zero.v > 0 && p->is.data == 1) {
         diag_error(s->zero.loc, "no-effect", "zero = %d shards over data, and data is 1",
                    (int)s->zero.v);
-        diag_hint("raise data, or write zero = 0");
+        diag_hint("write zero = 0, or raise data");
     }
     if (s->chunks.set && s->chunks.v > 1 && p->is.stages == 1) {
         diag_error(s->chunks.loc, "no-effect", "chunks = %d interleaves stages, and there is one",
                    (int)s->chunks.v);
-        diag_hint("raise pipeline, or write chunks = 1");
+        diag_hint("write chunks = 1, or raise pipeline");
     }
     if (s->recompute.v && strcmp(s->recompute.v, "attention") == 0) {
         bool any = false;
@@ -517,7 +518,7 @@ void mesh_choose(Plan *p)
     if (is->microbatch < 1)
         is->microbatch = 1;
     is->T = is->microbatch * is->sequence;
-    check_heads(p);
+    bool heads_fine = check_heads(p);
     choose_attention(p);
     if (c->has_train)
         check_rows(p);
@@ -534,4 +535,6 @@ void mesh_choose(Plan *p)
     if (is->workers == 0)
         is->workers = cores > ranks ? (int)(cores / ranks) : 1;
     find_refused(p);
+    if (diag_errors() && heads_fine && p->is.refused == NULL)
+        partition_check(p);
 }

@@ -60,6 +60,31 @@ static void lay_out(Plan *p, bool keep_inputs, bool keep_weights)
     memory_place(p);
 }
 
+/*
+ * The largest microbatch that surely fits, or 0. What does not shrink with it: the
+ * persistent part, gathered weights and the logits of a chunk; the rest is taken to
+ * be as large as the whole of what is not persistent.
+ */
+static int64_t fitting_microbatch(const Plan *p, const int64_t *by)
+{
+    const Choices *is = &p->is;
+    int64_t persistent = by[BUF_PARAMS] + by[BUF_GRADS] + by[BUF_MOMENTS], fixed = persistent;
+    int64_t real = is->precision == PREC_FP64 ? 8 : 4, step = is->x * lcm64(is->y, is->z);
+    bool *seen = NEWN(bool, p->buffers.n);
+    for (int i = 0; i < p->values.n; i++) {
+        const Value *v = &p->values.at[i];
+        if (v->unit != NONE && v->whole && !seen[v->buffer])
+            fixed += p->buffers.at[v->buffer].elements * real;
+        seen[v->buffer] |= v->unit != NONE;
+    }
+    fixed += by[BUF_LOGITS] / (is->T / is->x / is->logits_chunk);
+    for (int64_t m = is->microbatch - 1; m > 0; m--)
+        if (is->batch / is->data % m == 0 && m * is->sequence % step == 0 &&
+            fixed + (p->block_bytes - persistent) * m / is->microbatch <= is->room_bytes)
+            return m;
+    return 0;
+}
+
 static void report_memory(const Plan *p)
 {
     int64_t by[BUF_CLASSES] = { 0 };
@@ -74,8 +99,22 @@ static void report_memory(const Plan *p)
     Loc at = p->config->plan.cube_loc.end ? p->config->plan.cube_loc : p->config->plan.loc;
     diag_error(at, "memory-fits", "a rank needs %s, there are %s",
                str_bytes((double)p->block_bytes), p->is.room_what);
-    diag_hint("most of it is %s; a larger data or cube splits it further, as does a smaller batch",
-              buf_class_word[worst]);
+    int64_t fits = fitting_microbatch(p, by);
+    if (fits)
+        diag_hint("most of it is %s; write microbatch = %" PRId64, buf_class_word[worst], fits);
+    else if (p->config->plan.keep.v && strcmp(p->config->plan.keep.v, "none") != 0)
+        diag_hint("most of it is %s; write keep = none", buf_class_word[worst]);
+    else
+        diag_hint("most of it is %s; a larger cube splits it over more devices",
+                  buf_class_word[worst]);
+}
+
+/* Widths and parts alone, on the forward graph: to report them beside other errors. */
+void partition_check(Plan *p)
+{
+    Part q;
+    fresh(&q, p);
+    place_columns(&q);
 }
 
 void partition_choose(Plan *p)

@@ -63,6 +63,7 @@ typedef struct Part {
     bool in_chunk; int64_t chunk, ichunk;
     Phase phase;                            // of the instructions being made
     int turn;
+    int64_t odd_width[2];                   // in A and B: the last width reported
     VEC(ValueId) tables; VEC(OpId) table_of;    // rope tables
     ValueId *concat;                        // per op: CONCAT's result, once begun
 } Part;
@@ -73,6 +74,9 @@ enum { TO_A = 'A', TO_B = 'B' };
 int  kv_rep(const Plan *p, const Op *attn); // copies of each kv column: y / kv_heads, or 1
 bool mesh_fits(const Plan *p, int data, int x, int y, int z);   // rows, heads and widths divide
 Loc  mesh_side(const Plan *p, int side);    // where x, y or z (0 1 2) is written, or nowhere
+
+/* partition.c */
+void partition_check(Plan *p);
 
 /* place.c */
 void place_uses(Part *q);

@@ -372,6 +372,9 @@ static void check_width(Part *q, TensorId t)
         int64_t ways = size / (s->home == 'B' ? g.rep : 1);
         if (g.width % ways == 0)
             continue;
+        if (q->odd_width[s->home == 'B'] == g.width)    // said already of a tensor like it
+            return;
+        q->odd_width[s->home == 'B'] = g.width;
         char a = s->home == 'A' ? 'z' : 'y';
         diag_error(x->loc, "width-divides", "width %" PRId64 " of `%s` does not split over "
                    "%c = %" PRId64, g.width, x->name, a, size);
