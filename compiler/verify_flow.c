@@ -564,6 +564,8 @@ static void rule_rows(Flow *f, const Inst *n)
     for (int i = 0; i < r->nargs; i++)
         if (!r->arg[i].is_out)
             row_operand(f, r, &r->arg[i], &t);
+    if (!t.seen)                        // constants: as many rows as are asked for
+        t.rows = f->p->rowmaps.at[n->rowmap].axes;
     row_results(f, n, r, t);
 }
 
