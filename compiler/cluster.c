@@ -86,8 +86,12 @@ static void reshape(RowGroup *g, Shape s)
  * the layout of their result, whatever their operand comes in. */
 static bool is_cut(const Part *q, const Op *o)
 {
-    return op_class[o->kind] == C_RED && o->parts <= 1 &&
-           axes_size(q->p, axis_of(q->spot[o->out[0]].home), 1) > 1;
+    if (op_class[o->kind] != C_RED || o->parts > 1)
+        return false;
+    const Plan *p = q->p;
+    Axes axis = axis_of(q->spot[o->out[0]].home);
+    return axes_size(p, axis, 1) > 1 &&
+           local_width(p, q->spot[o->in[0]].cols, axis) != p->tensors.at[o->in[0]].width;
 }
 
 /* A producer that this operator could share a kernel with. */

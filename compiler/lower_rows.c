@@ -128,9 +128,11 @@ static int load_rows(Build *b, TensorId t)
 
 /* ---- operators ------------------------------------------------------------------- */
 
+/* A reduction of rows that are in pieces. (Copies of one kv head are whole rows.) */
 static bool is_cut(Build *b, const Op *o)
 {
-    return op_class[o->kind] == C_RED && o->parts <= 1 && b->axis != 0;
+    return op_class[o->kind] == C_RED && o->parts <= 1 && b->axis != 0 &&
+           b->width != b->g->width;
 }
 
 static bool built_here(Build *b, TensorId t)
@@ -192,7 +194,7 @@ static int build_reduction(Build *b, const Op *o)
     default:
         m = node_add(b, (RowNode){ .kind = R_MEAN, .a = a, .part = true }, d);
         m2 = node_add(b, (RowNode){ .kind = R_M2, .a = a, .b = m, .part = true }, d);
-        if (b->axis && o->parts <= 1)
+        if (is_cut(b, o))
             return m2;
         return op2(b, OP_MUL, m2, number(b, 1.0 / (double)n), true, d);
     }
@@ -567,7 +569,8 @@ void lower_cluster(Part *q, int c)
     depth--;
     if (slots)
         merge_stats(&b, &stats, mine, slots);
-    for (int i = 0; i < sums.n; i++)
+    bool more = q->in_chunk && (q->ichunk + 1) * q->chunk < p->is.T / p->is.x;
+    for (int i = 0; i < sums.n && !more; i++)
         weight_grad_done(q, sums.at[i].unit, sums.at[i].op);
     q->phase = phase;
 }

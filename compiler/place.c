@@ -394,12 +394,21 @@ static void check_parts(Part *q, const Op *o)
     int parts = o->kind == OP_ROPE ? o->heads : o->parts;
     bool has = op_class[o->kind] == C_RED || o->kind == OP_SPLIT || o->kind == OP_CONCAT ||
                o->kind == OP_ROPE;
-    if (!has || parts <= 1 || o->phase != PHASE_FORWARD)
+    if (!has || o->phase != PHASE_FORWARD)
         return;
     const Spot *s = &q->spot[o->kind == OP_CONCAT ? o->out[0] : o->in[0]];
-    int64_t size = axes_size(p, axis_of(s->home), 1);
-    char a = s->home == 'A' ? 'z' : 'y';
-    int rep = s->home == 'B' ? s->cols.seg[0].rep : 1;
+    char home = q->spot[o->out[0]].home;
+    int64_t size = axes_size(p, axis_of(home), 1);
+    char a = home == 'A' ? 'z' : 'y';
+    int rep = home == 'B' ? s->cols.seg[0].rep : 1;
+    if (parts <= 1 && op_class[o->kind] == C_RED && rep > 1 && size > rep) {
+        diag_error(o->loc, "heads-divide", "`%s` works on whole rows of kv heads that are copied "
+                   "on %d ranks of y each", o->name, rep);
+        diag_hint("work on each head, with heads=, or use a y of at most the kv heads");
+        return;
+    }
+    if (parts <= 1 && o->kind != OP_ROPE)
+        return;
     if (size > 1 && s->cols.n > 1) {
         diag_error(o->loc, "heads-divide", "what `%s` cuts into %d parts is joined from pieces "
                    "that split over %c = %" PRId64 " one by one, not part by part", o->name, parts,
