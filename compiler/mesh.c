@@ -81,9 +81,10 @@ static void check_rows(const Plan *p)
     int64_t step = is->x * lcm64(is->y, is->z);
     if (is->T % step) {
         int64_t b = step / gcd64(step, is->sequence);
-        diag_error(s->cube_loc.end ? s->cube_loc : s->loc, "rows-divide", "%" PRId64 " sequences of %" PRId64
-                   " tokens are not a multiple of x*lcm(y, z) = %" PRId64,
-                   is->microbatch, is->sequence, step);
+        diag_error(s->cube_loc.end ? s->cube_loc : s->loc, "rows-divide", "%" PRId64
+                   " sequence%s of %" PRId64 " tokens %s not a multiple of x*lcm(y, z) = %" PRId64, is->microbatch,
+                   is->microbatch > 1 ? "s" : "", is->sequence,
+                   is->microbatch > 1 ? "are" : "is", step);
         if (p->config->train.batch.loc.end)
             diag_note(p->config->train.batch.loc, "the batch of %" PRId64 " stands here",
                       is->batch);
@@ -237,41 +238,39 @@ static void check_devices(const Plan *p)
 
 /* ---- choices ------------------------------------------------------------------- */
 
-/* Words a rank receives in a forward pass over all linears, taken to alternate
- * between A and B: T*in*(y-1) + T*out*(z-1) + in*out*(x-1) over x*y*z. */
-static double words(const Plan *p, int x, int y, int z, double T)
+/* What a search over grids needs of the model, added up once. */
+typedef struct {
+    double in_a, out_a, in_b, out_b, weights;   // widths of linears entered in A, in B
+    double params;
+} Sums;
+
+static Sums sum_model(const Plan *p)
 {
-    double v = 0;
+    Sums s = { 0 };
     bool from_a = true;
     for (int i = 0; i < p->nforward; i++) {
         const Op *o = &p->ops.at[i];
         if (o->kind != OP_LINEAR)
             continue;
-        double in = (double)p->tensors.at[o->in[0]].width;
-        double out = (double)p->tensors.at[o->out[0]].width;
-        double gather = from_a ? y : z, scatter = from_a ? z : y;
-        v += T * in * (gather - 1) + T * out * (scatter - 1) + in * out * (x - 1);
+        int64_t in = p->tensors.at[o->in[0]].width, out = p->tensors.at[o->out[0]].width;
+        *(from_a ? &s.in_a : &s.in_b) += (double)in;
+        *(from_a ? &s.out_a : &s.out_b) += (double)out;
+        s.weights += (double)in * (double)out;
         from_a = !from_a;
     }
-    return v / ((double)x * y * z);
+    for (int i = 0; i < p->params.n; i++)
+        s.params += (double)p->params.at[i].rows * (double)p->params.at[i].width;
+    return s;
 }
 
-bool mesh_fits(const Plan *p, int data, int x, int y, int z)
+/* Words a rank receives in a forward pass over all linears, taken to alternate
+ * between A and B: T*in*(y-1) + T*out*(z-1) + in*out*(x-1) over x*y*z, and with
+ * y and z exchanged. */
+static double words(const Sums *s, int x, int y, int z, double T)
 {
-    int64_t T = p->is.batch / data * p->is.sequence;
-    if (p->is.batch % data || T % (x * lcm64(y, z)))
-        return false;
-    for (int i = 0; i < p->nforward; i++) {
-        const Op *o = &p->ops.at[i];
-        if (o->kind == OP_ATTN && !heads_split(o, y))
-            return false;
-        if (o->kind != OP_LINEAR)
-            continue;
-        int64_t in = p->tensors.at[o->in[0]].width, out = p->tensors.at[o->out[0]].width;
-        if (in % z || in % y || (out != p->vocab && (out % y || out % z)))
-            return false;
-    }
-    return true;
+    double v = T * ((s->in_a + s->out_b) * (y - 1) + (s->out_a + s->in_b) * (z - 1)) +
+               s->weights * (x - 1);
+    return v / ((double)x * y * z);
 }
 
 /* Best grid of `n` devices with what is pinned; false: none fits. */
@@ -279,6 +278,7 @@ static bool search_grid(Plan *p, int64_t n)
 {
     const PlanSpec *s = &p->config->plan;
     Choices best = p->is;
+    Sums sums = sum_model(p);
     double least = HUGE_VAL;
     for (int d = 1; d <= n; d++) {
         if (n % d || (s->data.set && d != (int)s->data.v))
@@ -290,14 +290,10 @@ static bool search_grid(Plan *p, int64_t n)
                 int z = (int)(n / d / x / y);
                 if (s->cube[0].set && (x != p->is.x || y != p->is.y || z != p->is.z))
                     continue;
-                if (!mesh_fits(p, d, x, y, z))
-                    continue;
-                double T = (double)(p->is.batch / d * p->is.sequence), params = 0;
-                for (int i = 0; i < p->params.n; i++)
-                    params += (double)p->params.at[i].rows * (double)p->params.at[i].width;
-                double v = 3 * words(p, x, y, z, T) +
-                           2 * params / ((double)x * y * z) * (d - 1) / d;
-                if (v < least) {
+                double T = (double)(p->is.batch / d * p->is.sequence);
+                double v = 3 * words(&sums, x, y, z, T) +
+                           2 * sums.params / ((double)x * y * z) * (d - 1) / d;
+                if (v < least && mesh_fits(p, d, x, y, z)) {
                     least = v;
                     best.data = d, best.x = x, best.y = y, best.z = z;
                 }
@@ -355,7 +351,8 @@ static void choose_attention(Plan *p)
     if (pin && strcmp(pin, "local") == 0 && !whole) {
         diag_error(s->attention.loc, "batch-divides", "local attention needs a microbatch that is "
                    "a multiple of x*z = %d, not %" PRId64, xz, is->microbatch);
-        diag_hint("use attention = gather, or a batch of %d", xz * is->data);
+        diag_hint("use attention = gather, or a batch of %" PRId64,
+                  (is->microbatch + xz - 1) / xz * xz * is->data);
     }
     bool balanced = s->rows.v && strcmp(s->rows.v, "balanced") == 0;
     bool plain = s->rows.v && strcmp(s->rows.v, "plain") == 0;
