@@ -91,7 +91,8 @@ static void report_memory(const Plan *p)
     int worst = 0;
     for (int i = 0; i < p->buffers.n; i++) {
         const Buffer *b = &p->buffers.at[i];
-        by[b->class] += b->elements * (b->dtype == D_I32 ? 4 : p->is.precision == PREC_FP64 ? 8 : 4);
+        by[b->class] += b->elements *
+                        (b->dtype == D_I32 ? 4 : p->is.precision == PREC_FP64 ? 8 : 4);
     }
     for (int c = 1; c < BUF_CLASSES; c++)
         if (by[c] > by[worst])
@@ -105,8 +106,9 @@ static void report_memory(const Plan *p)
     else if (p->config->plan.keep.v && strcmp(p->config->plan.keep.v, "none") != 0)
         diag_hint("most of it is %s; write keep = none", buf_class_word[worst]);
     else
-        diag_hint("most of it is %s; a larger cube splits it over more devices",
-                  buf_class_word[worst]);
+        diag_hint("most of it is %s; about %" PRId64 " devices with as much memory hold it",
+                  buf_class_word[worst], (p->block_bytes * plan_ranks(p) + p->is.room_bytes - 1) /
+                  (p->is.room_bytes > 0 ? p->is.room_bytes : 1));
 }
 
 /* Widths and parts alone, on the forward graph: to report them beside other errors. */

@@ -942,7 +942,7 @@ static void rule_coll(Flow *f, const Inst *n)
     }
 }
 
-/* ---- the end of a step ------------------------------------------------------------------------ */
+/* ---- the end of a step ----------------------------------------------------------------- */
 
 /* Before the norm and the update no sum may be pending. */
 static void gradients_done(Flow *f, const Inst *n)

@@ -22,7 +22,8 @@
  * With keep=none, X is gathered again for dW and W for dX.
  *
  * Beside that, where z > 1, each norm gathers its statistics over z: T(z-1)/(xy) words for
- * each number of a row. Layer norm: sum, mean, M2 forward, two sums backward; RMS norm: one and one.
+ * each number of a row. Layer norm: sum, mean, M2 forward, two sums backward; RMS norm: one
+ * and one.
  */
 #include <criterion/criterion.h>
 
@@ -169,7 +170,8 @@ Test(counts, parallel) { check_all(&shapes[2]); }
 /* design.md 2: V = [4TH(y-1) + 12TH(z-1) + 12H^2(x-1)] / (xyz), forward and backward. */
 Test(counts, formula_of_gpt)
 {
-    static const int grid[][3] = { { 1, 4, 1 }, { 4, 1, 1 }, { 2, 2, 2 }, { 2, 3, 1 }, { 1, 6, 2 } };
+    static const int grid[][3] = { { 1, 4, 1 }, { 4, 1, 1 }, { 2, 2, 2 }, { 2, 3, 1 },
+                                   { 1, 6, 2 } };
     for (size_t g = 0; g < sizeof grid / sizeof *grid; g++) {
         double x = grid[g][0], y = grid[g][1], z = grid[g][2];
         double V = (4.0*T*H*(y - 1) + 12.0*T*H*(z - 1) + 12.0*H*H*(x - 1)) / (x*y*z);

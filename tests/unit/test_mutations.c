@@ -67,7 +67,8 @@ static const char convert[] =
     "    h = linear(layernorm(x), hidden)\n"
     "    h = h * x + sigmoid(x)\n"
     "    q, k = split(linear(h, 2*hidden), 2)\n"
-    "    a = attention(unit(q, heads=heads), unit(k, heads=heads), linear(h, hidden), heads=heads)\n"
+    "    q = unit(q, heads=heads); k = unit(k, heads=heads)\n"
+    "    a = attention(q, k, linear(h, hidden), heads=heads)\n"
     "    g = concat(a, linear(x, hidden))\n"
     "    return x + linear(g, hidden) }\n"
     "  x = embed(tokens, vocab, hidden)\n"
@@ -442,6 +443,9 @@ MUTATIONS(gpt_exchange, gpt, "plan.cube=[2,1,2]", "plan.attention=exchange", "tr
           "train.sequence=16")
 MUTATIONS(llama_141, llama, "plan.cube=[1,4,1]", "plan.data=2", "plan.zero=1")
 MUTATIONS(llama_241, llama, "plan.cube=[2,4,1]", "plan.keep=inputs")
+MUTATIONS(llama_142, llama, "plan.cube=[1,4,2]", "plan.keep=none")
+MUTATIONS(llama_241_gather, llama, "plan.cube=[2,4,1]", "train.batch=1", "train.sequence=16",
+          "plan.attention=gather")
 MUTATIONS(llama_122, llama, "plan.cube=[1,2,2]")
 MUTATIONS(parallel_222, parallel, "plan.cube=[2,2,2]")
 MUTATIONS(parallel_141, parallel, "plan.cube=[1,4,1]")
