@@ -1,0 +1,16 @@
+# Every example on four grids, one of them of more than 64 ranks: verified against the
+# reference in fp64, shrunk where it is too large to execute.
+set -u
+cd "$(dirname "$0")" || exit 4
+passed=0 failed=0
+for f in ../../examples/*.tcube ../../examples/cube/model.tcube; do
+    # tiny has a context of 64 tokens; 2592 tokens a step fit all of these grids
+    for grid in "1,1,1" "2,2,2" "1,2,4" "2,1,2 --set plan.data=24"; do
+        if timeout 120 "$TERACUBE" verify "$f" --small --set train.precision=fp64 \
+            --set train.batch=48 --set train.sequence=54 --set plan.cube=[${grid%% *}] \
+            ${grid#${grid%% *}} > "$WORK.out" 2>&1; then passed=$((passed + 1))
+        else failed=$((failed + 1)); echo "FAIL $f $grid"; tail -n 5 "$WORK.out"; fi
+    done
+done
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]
