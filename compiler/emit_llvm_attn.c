@@ -56,6 +56,12 @@ static Val round_up(L *l, Val n, int64_t to)
     return l_imulc(l, LLVMBuildUDiv(l->b, l_iaddc(l, n, to - 1), l_i64(l, to), ""), to);
 }
 
+/* Functions that forward and backward kernels of a module have in common. */
+static const char *shared_name(Attn *a, const char *what)
+{
+    return str_fmt("attention.%s.%s%d", what, a->l->is_double ? "f64.hd" : "f32.hd", (int)a->hd);
+}
+
 /* One square of pack: columns d .. d+active of rows p[] go to rows of dst. */
 static void pack_square(Attn *a, Val *p, Val d, int active, Val dst, Val i, Val scale)
 {
@@ -75,8 +81,10 @@ static void make_pack(Attn *a)
 {
     L *l = a->l;
     int n = (int)transposed(l);
-    a->pack = l_sub_begin(l, "pack", 5, (Typ[]){ l->ptr, l->i64, l->i64, l->ptr, l->real },
-                          (const char *const[]){ "src", "ld", "n", "dst", "scale" });
+    if (l_sub_known(l, &a->pack, shared_name(a, "pack"))) return;
+    a->pack = l_sub_begin(l, shared_name(a, "pack"), 5,
+        (Typ[]){ l->ptr, l->i64, l->i64, l->ptr, l->real },
+        (const char *const[]){ "src", "ld", "n", "dst", "scale" });
     Val src = LLVMGetParam(l->fn, 0), ld = LLVMGetParam(l->fn, 1), rows = LLVMGetParam(l->fn, 2);
     Val dst = LLVMGetParam(l->fn, 3), scale = LLVMGetParam(l->fn, 4), p[L_LANES_MAX];
     Loop o = l_for(l, "i", l_i64(l, 0), round_up(l, rows, l->lanes), n, 0, NULL);
@@ -109,8 +117,10 @@ static void make_unpack(Attn *a)
 {
     L *l = a->l;
     int n = (int)transposed(l);
-    a->unpack = l_sub_begin(l, "unpack", 5, (Typ[]){ l->ptr, l->ptr, l->i64, l->i64, l->ptr },
-                            (const char *const[]){ "src", "dst", "ld", "n", "factor" });
+    if (l_sub_known(l, &a->unpack, shared_name(a, "unpack"))) return;
+    a->unpack = l_sub_begin(l, shared_name(a, "unpack"), 5,
+        (Typ[]){ l->ptr, l->ptr, l->i64, l->i64, l->ptr },
+        (const char *const[]){ "src", "dst", "ld", "n", "factor" });
     Val src = LLVMGetParam(l->fn, 0), dst = LLVMGetParam(l->fn, 1), ld = LLVMGetParam(l->fn, 2);
     Val rows = LLVMGetParam(l->fn, 3), factors = LLVMGetParam(l->fn, 4), p[L_LANES_MAX];
     Loop o = l_for(l, "i", l_i64(l, 0), rows, n, 0, NULL);
@@ -130,8 +140,10 @@ static void make_unpack(Attn *a)
 static void make_dots(Attn *a)
 {
     L *l = a->l;
-    a->dots = l_sub_begin(l, "dots", 6, (Typ[]){ l->ptr, l->i64, l->i64, l->i64, l->ptr, l->ptr },
-                          (const char *const[]){ "k", "ld", "n", "rows", "b", "c" });
+    if (l_sub_known(l, &a->dots, shared_name(a, "dots"))) return;
+    a->dots = l_sub_begin(l, shared_name(a, "dots"), 6,
+        (Typ[]){ l->ptr, l->i64, l->i64, l->i64, l->ptr, l->ptr },
+        (const char *const[]){ "k", "ld", "n", "rows", "b", "c" });
     Val k = LLVMGetParam(l->fn, 0), ld = LLVMGetParam(l->fn, 1), n = LLVMGetParam(l->fn, 2);
     Val c = LLVMGetParam(l->fn, 5);
     Loop o = l_for(l, "j", l_i64(l, 0), LLVMGetParam(l->fn, 3), l->tile_rows, 0, NULL);
@@ -150,7 +162,7 @@ static void make_dots(Attn *a)
 static void make_mix(Attn *a, int mode)
 {
     L *l = a->l;
-    a->mix = l_sub_begin(l, "mix", 6,
+    a->mix = l_sub_begin(l, str_fmt("%s.mix", l->spec->name), 6,
         (Typ[]){ l->ptr, l->i64, l->i64, l->ptr, l->ptr, l_reals(l, l->lanes) },
         (const char *const[]){ "v", "ld", "n", "p", "c", "scale" });
     Val v = LLVMGetParam(l->fn, 0), c = LLVMGetParam(l->fn, 4), hd = l_i64(l, a->hd);
@@ -188,7 +200,7 @@ static void outer_panel(Attn *a, Val d, int cols)
 static void make_outer(Attn *a)
 {
     L *l = a->l;
-    a->outer = l_sub_begin(l, "outer", 7,
+    a->outer = l_sub_begin(l, str_fmt("%s.outer", l->spec->name), 7,
         (Typ[]){ l->ptr, l->i64, l->ptr, l->i64, l->ptr, l->i64, l->i64 },
         (const char *const[]){ "p", "n", "b", "ldb", "c", "ldc", "rows" });
     int64_t whole = a->hd / l->lanes * l->lanes;
@@ -435,7 +447,8 @@ void emit_attn(L *l, const KernelSpec *s)
 {
     Attn *a = attn_open(l, s, 5);
     make_mix(a, TILE_SCALE);
-    Forward f = { .qt = l_stack(l, a->hd * a->line, "v_qt"), .ot = l_stack(l, a->hd * a->line, "v_ot"),
+    int64_t wide = a->hd * a->line;
+    Forward f = { .qt = l_stack(l, wide, "v_qt"), .ot = l_stack(l, wide, "v_ot"),
         .st = l_stack(l, (a->bk + l->tile_rows) * a->line, "v_st"),
         .most = l_stack(l, a->bq, "v_max"), .total = l_stack(l, a->bq, "v_total"),
         .factor = l_stack(l, a->bq, "v_factor") };
@@ -448,7 +461,7 @@ void emit_attn(L *l, const KernelSpec *s)
     Span q = block_of(l, &run, c.i, run.n, a->bq);
     l_sub_call(l, &a->pack, 5, (Val[]){ head_at(a, 0, q.row, f.head), l_i64(l, s->ld[0]), q.n, f.qt,
                                         l_num(l, s->scale) });
-    clear(a, f.ot, a->hd * a->line);
+    clear(a, f.ot, wide);
     fill(a, f.most, a->none);
     fill(a, f.total, 0);
     each_key_block(a, &q, forward_block, &f);

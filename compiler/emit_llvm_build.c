@@ -347,7 +347,7 @@ Sub l_sub_begin(L *l, const char *name, int n, const Typ *params, const char *co
     assert(n <= 16);
     memcpy(copy, params, sizeof *params * (size_t)n);
     s.type = LLVMFunctionType(l->none, copy, (unsigned)n, 0);
-    s.fn = function(l, str_fmt("%s.%s", l->spec->name, name), s.type, true);
+    s.fn = function(l, name, s.type, true);
     for (int i = 0; i < n; i++) {
         name_param(s.fn, (unsigned)i, names[i]);
         if (params[i] == l->ptr) flag(l, s.fn, (unsigned)i + 1, "noalias");
@@ -355,6 +355,13 @@ Sub l_sub_begin(L *l, const char *name, int n, const Typ *params, const char *co
     l->fn = s.fn;
     LLVMPositionBuilderAtEnd(l->b, LLVMAppendBasicBlockInContext(l->ctx, s.fn, "b_entry"));
     return s;
+}
+
+bool l_sub_known(L *l, Sub *s, const char *name)
+{
+    s->fn = LLVMGetNamedFunction(l->mod, name);
+    if (s->fn) s->type = LLVMGlobalGetValueType(s->fn);
+    return s->fn;
 }
 
 void l_sub_end(L *l, const Sub *s)

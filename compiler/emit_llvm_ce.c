@@ -5,12 +5,12 @@
  *
  *     m' = max(m, x ..);  s = s exp(m - m') + sum exp(x - m')
  *
- * a few vectors at a time; lanes are merged at the end of the row. Columns from
+ * a block in the first cache at a time; lanes are merged at the end of the row. Columns from
  * RtCall.limit on do not exist: their number is known only at run time.
  */
 #include "llvm_emit.h"
 
-enum { GROUP = 4 };                 // vectors that share one step of the maximum
+enum { BLOCK = 32 };                // vectors that share one step of the maximum
 enum { MAX, SUM };
 
 static double none_of(const L *l) { return l->is_double ? -1e300 : -1e30; }
@@ -49,47 +49,60 @@ static Val stat_get(L *l, Val r, int i)
 
 /* ---- statistics ------------------------------------------------------------------- */
 
-/* n vectors at column c; `some`: as many lanes of the only one exist, at least. */
-static void online(L *l, Val row, Val c, int n, Val some, Val *state)
+/* The columns from .. to, whole vectors: their maximum first, then their exp. */
+static void online_block(L *l, Val row, Val from, Val to, Val *state)
 {
-    Typ t = l_reals(l, l->lanes);
-    Val x[GROUP], m = state[MAX];
-    for (int i = 0; i < n; i++) {
-        Val p = l_real_at(l, row, l_iaddc(l, c, i * l->lanes));
-        x[i] = some ? l_load_some(l, l->real, p, l->lanes, some, l_const(t, none_of(l)))
-                    : l_load(l, l->real, p, l->lanes, l->lanes);
-        m = l_max(l, x[i], m);
-    }
+    Loop a = l_for(l, "max", from, to, l->lanes, 1, &state[MAX]);
+    Val m = l_max(l, l_load(l, l->real, l_real_at(l, row, a.i), l->lanes, l->lanes), a.carry[0]);
+    l_next(l, &a, &m);
+    m = a.carry[0];
     Val s = l_mul(l, state[SUM], l_exp(l, l_sub(l, state[MAX], m)));
-    for (int i = 0; i < n; i++) {
-        Val e = l_exp(l, l_sub(l, x[i], m));
-        if (some) e = l_select(l, l_mask(l, l->lanes, some), e, LLVMConstNull(t));
-        s = l_add(l, s, e);
-    }
+    Loop o = l_for(l, "exp", from, to, l->lanes, 1, &s);
+    Val x = l_load(l, l->real, l_real_at(l, row, o.i), l->lanes, l->lanes);
+    s = l_add(l, o.carry[0], l_exp(l, l_sub(l, x, m)));
+    l_next(l, &o, &s);
     state[MAX] = m;
-    state[SUM] = s;
+    state[SUM] = o.carry[0];
 }
 
-static void online_loop(L *l, Val row, Val from, Val to, int n, Val *state)
+/* The last columns, fewer than a vector. */
+static void online_rest(L *l, Val row, Val from, Val to, Val *state)
 {
-    Loop o = l_for(l, "col", from, to, n * l->lanes, 2, state);
-    Val next[2] = { o.carry[MAX], o.carry[SUM] };
-    online(l, row, o.i, n, n == 1 ? l_isub(l, to, o.i) : NULL, next);
+    Typ t = l_reals(l, l->lanes);
+    Loop o = l_for(l, "rest", from, to, l->lanes, 2, state);        // one turn or none
+    Val n = l_isub(l, to, o.i), old = o.carry[MAX];
+    Val x = l_load_some(l, l->real, l_real_at(l, row, o.i), l->lanes, n, l_const(t, none_of(l)));
+    Val m = l_max(l, x, old), e = l_exp(l, l_sub(l, x, m));
+    e = l_select(l, l_mask(l, l->lanes, n), e, LLVMConstNull(t));
+    Val next[2] = { m, l_fma(l, o.carry[SUM], l_exp(l, l_sub(l, old, m)), e) };
     l_next(l, &o, next);
     state[MAX] = o.carry[MAX];
     state[SUM] = o.carry[SUM];
+}
+
+/* The whole row, lanes still apart. */
+static void online_row(L *l, Val row, Val n, Val *state)
+{
+    Val whole = down(l, n, l->lanes);
+    int64_t step = BLOCK * l->lanes;
+    Loop o = l_for(l, "block", l_i64(l, 0), whole, step, 2, state);
+    Val next[2] = { o.carry[MAX], o.carry[SUM] };
+    online_block(l, row, o.i, l_imin(l, l_iaddc(l, o.i, step), whole), next);
+    l_next(l, &o, next);
+    state[MAX] = o.carry[MAX];
+    state[SUM] = o.carry[SUM];
+    online_rest(l, row, whole, n, state);
 }
 
 void emit_ce_stat(L *l, const KernelSpec *s)
 {
     l_kernel(l, s, 2);
     Typ t = l_reals(l, l->lanes);
-    Val n = existing(l), groups = down(l, n, GROUP * l->lanes);
+    Val n = existing(l);
     Loop o = l_for(l, "row", l->lo, l->hi, 1, 0, NULL);
     Val row = l_real_at(l, l->arg[0], l_imulc(l, o.i, s->ld[0])), target;
     Val state[2] = { l_const(t, none_of(l)), LLVMConstNull(t) };
-    online_loop(l, row, l_i64(l, 0), groups, GROUP, state);
-    online_loop(l, row, groups, n, 1, state);
+    online_row(l, row, n, state);
     Val m = l_reduce(l, L_MAX, state[MAX]);
     Val e = l_exp(l, l_sub(l, state[MAX], l_splat(l, m, l->lanes)));
     l_store(l, m, stat_at(l, o.i, 0), 1);

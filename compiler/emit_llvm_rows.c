@@ -119,7 +119,7 @@ static void find_levels(Rows *r)
         if (n->part && n->kind == R_OP && !r->scalar[i])
             bug("row program %s: node %d is not one number per part", r->p->name, i);
         if (is_reduction(n->kind) && n->kind != R_M2)
-            add_reduction(r, n->kind, n->a, n->b, i, r->level[i] - 1);
+            add_reduction(r, n->kind, n->a, n->kind == R_FIRST ? n->b : NONE, i, r->level[i] - 1);
         if (r->level[i] >= r->nphases) r->nphases = r->level[i] + 1;
     }
     for (int i = 0; i < r->p->nnodes; i++) {
@@ -314,6 +314,17 @@ static Val stored_at(Rows *r, int node)
     bug("row program %s: node %d is not stored", r->p->name, node);
 }
 
+/* Called after its node and operator in the IR: "v7_tanh". */
+static Val named(Rows *r, int node, Val x)
+{
+    const RowNode *n = &r->p->node[node];
+    const char *word = n->kind == R_OP ? op_word[n->op] : n->kind <= R_LOADVEC ? "load" : "part";
+    if (!LLVMIsAInstruction(x)) return x;
+    word = str_fmt("v%d_%s", node, word);
+    LLVMSetValueName2(x, word, strlen(word));
+    return x;
+}
+
 /* The node's value in the lanes of the present chunk. */
 static Val full(Rows *r, int node)
 {
@@ -326,7 +337,7 @@ static Val full(Rows *r, int node)
     } else if (r->put[node] && r->seen[node] < r->phase) {
         x = l_load(l, l->real, l_real_at(l, r->aside[node], r->col), r->lanes, r->lanes);
     } else {
-        x = compute(r, node);
+        x = named(r, node, compute(r, node));
         if (r->put[node]) l_store(l, x, l_real_at(l, r->aside[node], r->col), r->lanes);
     }
     return r->memo[node] = x;
@@ -359,6 +370,7 @@ static void scalars(Rows *r)
         else if (n->kind == R_OP) r->one[i] = l_op(l, n->op, r->one[n->a],
                                                    n->b < 0 ? NULL : r->one[n->b], n->c);
         else if (!is_reduction(n->kind)) r->one[i] = scalar_load(r, n);
+        named(r, i, r->one[i]);
         r->all[i] = n->kind == R_NUMBER ? l_const(l_reals(l, r->lanes), n->c)
                                         : l_splat(l, r->one[i], r->lanes);
     }

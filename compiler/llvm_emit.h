@@ -225,10 +225,11 @@ void l_fi(L *l, If i);
  * then stands; sets the fields of the kernel. l_finish ends it. */
 void l_kernel(L *l, const KernelSpec *spec, int nargs);
 void l_finish(L *l);
-/* An internal function of the kernel, not inlined; the first `nptr` parameters
- * are pointers that do not overlap. The builder moves in; l_leave goes back. */
+/* An internal function, not inlined; parameters that are pointers do not overlap.
+ * The builder moves in; l_sub_end goes back. l_sub_known: it has been made before. */
 typedef struct { Val fn, outer; Typ type; Bb back; } Sub;
 Sub  l_sub_begin(L *l, const char *name, int nparams, const Typ *params, const char *const *names);
+bool l_sub_known(L *l, Sub *s, const char *name);
 void l_sub_end(L *l, const Sub *s);
 Val  l_sub_call(L *l, const Sub *s, int n, Val *args);
 

@@ -1,587 +1,13 @@
 /*
- * test_kernels.c - every kind of generated kernel against a plain twin in double.
- *
- * Each case runs in float and in double, on odd sizes, with leading dimensions
- * above the width, and with the items cut among 1 to 3 workers. Tolerances: |got - want| <=
- * tol * (1 + |want|), tol = 1e-12 for double and 3e-5 for float unless said.
+ * test_kernels.c - attention, rotary positions, embedding, cross entropy, norm and
+ * optimizers: generated kernels against plain twins in double; object files.
  */
-#include <criterion/criterion.h>
-
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include "kernel.h"
-#include "random.h"
-#include "rt.h"
+#include "kernel_help.h"
 
-/* ---- numbers -------------------------------------------------------------------- */
-
-static uint64_t state = 88172645463325252u;
-static uint64_t bits(void)
-{
-    state ^= state << 13;
-    state ^= state >> 7;
-    return state ^= state << 17;
-}
-static int64_t below(int64_t n) { return (int64_t)(bits() >> 11) % n; }
-static double uniform(void) { return (double)(bits() >> 11) * 0x1p-52 - 1; }      // -1 .. 1
-
-/* Reals of either type; guard: a border behind the end that must stay as it was. */
-typedef struct { void *p; int64_t n; bool dbl; } Buf;
-enum { GUARD = 64 };
-static double at(Buf b, int64_t i) { return b.dbl ? ((double *)b.p)[i] : ((float *)b.p)[i]; }
-static void put(Buf b, int64_t i, double x)
-{
-    if (b.dbl) ((double *)b.p)[i] = x;
-    else ((float *)b.p)[i] = (float)x;
-}
-static Buf buf(bool dbl, int64_t n, double scale)
-{
-    Buf b = { NULL, n, dbl };
-    b.p = aligned_alloc(64, ((size_t)(n + GUARD) * 8 + 63) / 64 * 64);
-    for (int64_t i = 0; i < n; i++) put(b, i, scale * uniform());
-    for (int64_t i = n; i < n + GUARD; i++) put(b, i, 4096);
-    return b;
-}
-static void release(Buf b)
-{
-    for (int64_t i = b.n; i < b.n + GUARD; i++) cr_assert_eq(at(b, i), 4096, "written past the end");
-    free(b.p);
-}
-static double *copy(Buf b)
-{
-    double *x = malloc(sizeof *x * (size_t)(b.n + 1));
-    for (int64_t i = 0; i < b.n; i++) x[i] = at(b, i);
-    return x;
-}
-static void same(Buf got, const double *want, double tol_double, double tol_float,
-                 const char *what)
-{
-    double tol = got.dbl ? tol_double : tol_float;
-    for (int64_t i = 0; i < got.n; i++) {
-        double g = at(got, i), w = want[i];
-        bool both_nan = g != g && w != w;
-        cr_assert(g == w || both_nan || fabs(g - w) <= tol * (1 + fabs(w)),
-                  "%s (%s): element %ld of %ld is %.17g, not %.17g", what,
-                  got.dbl ? "double" : "float", (long)i, (long)got.n, g, w);
-    }
-}
-static void close_to(Buf got, const double *want, const char *what)
-{
-    same(got, want, 1e-12, 3e-5, what);
-}
-
-/* ---- running ---------------------------------------------------------------------- */
-
-static void run(const KernelSpec *spec, RtCall *call, int64_t items, int workers)
-{
-    Kernels *k = emit_llvm(spec, 1, "test", NULL);
-    RtKernelFn fn = (RtKernelFn)(uintptr_t)kernels_jit(k)[0];
-    call->nworkers = workers;
-    for (int w = 0; w < workers; w++) {
-        call->worker = w;
-        fn(call, items * w / workers, items * (w + 1) / workers);
-    }
-    kernels_free(k);
-}
-
-static KernelSpec spec_of(KernelKind kind, const char *name, bool dbl)
-{
-    return (KernelSpec){ .kind = kind, .name = name, .key = name, .is_double = dbl };
-}
-
-static void both(void (*test)(bool dbl, int variant), int variants)
-{
-    for (int v = 0; v < variants; v++)
-        for (int d = 0; d < 2; d++) test(d, v);
-}
-
-/* ---- row programs: building ---------------------------------------------------------- */
-
-enum { MAX_NODES = 64, MAX_ARGS = 16 };
-typedef struct { RowProg p; RowNode node[MAX_NODES]; RowArg arg[MAX_ARGS]; } Prog;
-
-static Prog *prog(int64_t width, int parts)
-{
-    Prog *g = calloc(1, sizeof *g);
-    g->p = (RowProg){ .name = "program", .width = width, .parts = parts, .arg = g->arg,
-                      .node = g->node, .part_width = width / parts };
-    return g;
-}
-static int node(Prog *g, RowNodeKind kind, int a, int b, int arg)
-{
-    g->node[g->p.nnodes] = (RowNode){ .kind = kind, .a = a, .b = b, .arg = arg };
-    return g->p.nnodes++;
-}
-static int rows_arg(Prog *g, int64_t cols, bool out)
-{
-    g->arg[g->p.nargs] = (RowArg){ .is_out = out, .length = cols, .ld = cols + below(3),
-                                   .stride = 1, .per = g->p.width / cols };
-    return g->p.nargs++;
-}
-static int vec_arg(Prog *g, int64_t length, bool out)
-{
-    g->arg[g->p.nargs] = (RowArg){ .is_vector = true, .is_out = out, .length = length,
-                                   .ld = length, .stride = 1, .per = 1 };
-    return g->p.nargs++;
-}
-static int load(Prog *g) { return node(g, R_LOAD, NONE, NONE, rows_arg(g, g->p.width, false)); }
-static int loadvec(Prog *g, int64_t n) { return node(g, R_LOADVEC, NONE, NONE, vec_arg(g, n, false)); }
-static int number(Prog *g, double c)
-{
-    int i = node(g, R_NUMBER, NONE, NONE, 0);
-    g->node[i].c = c;
-    return i;
-}
-static bool is_part(Prog *g, int a)
-{
-    return a == NONE || g->node[a].part || g->node[a].kind == R_NUMBER;
-}
-static int op(Prog *g, OpKind kind, int a, int b)
-{
-    int i = node(g, R_OP, a, b, 0);
-    g->node[i].op = kind;
-    g->node[i].part = is_part(g, a) && is_part(g, b) && kind != OP_COLUMN;
-    return i;
-}
-static int op_c(Prog *g, OpKind kind, int a, double c)
-{
-    int i = op(g, kind, a, NONE);
-    g->node[i].c = c;
-    return i;
-}
-static int reduce(Prog *g, RowNodeKind kind, int a, int b)
-{
-    int i = node(g, kind, a, b, 0);
-    g->node[i].part = true;
-    return i;
-}
-static int loadpart(Prog *g)
-{
-    int a = rows_arg(g, g->p.parts, false), i = node(g, R_LOADPART, NONE, NONE, a);
-    g->node[i].part = true;
-    return i;
-}
-static void store(Prog *g, int a) { node(g, R_STORE, a, NONE, rows_arg(g, g->p.width, true)); }
-static void storepart(Prog *g, int a) { node(g, R_STOREPART, a, NONE, rows_arg(g, g->p.parts, true)); }
-static void colsum(Prog *g, int a, int64_t n) { node(g, R_COLSUM, a, NONE, vec_arg(g, n, true)); }
-
-/* ---- row programs: the twin ------------------------------------------------------------ */
-
-static double twin_op(OpKind k, double a, double b, double c)
-{
-    switch (k) {
-    case OP_ADD: return a + b;
-    case OP_SUB: return a - b;
-    case OP_MUL: return a * b;
-    case OP_DIV: return a / b;
-    case OP_MAX: return a >= b ? a : b;
-    case OP_MIN: return a <= b ? a : b;
-    case OP_GE: return a >= b;
-    case OP_EQ: return a == b;
-    case OP_NEG: return -a;
-    case OP_POW: return pow(a, c);
-    case OP_EXP: return exp(a);
-    case OP_LOG: return log(a);
-    case OP_SQRT: return sqrt(a);
-    case OP_RSQRT: return 1 / sqrt(a);
-    case OP_TANH: return tanh(a);
-    case OP_SIGMOID: return 1 / (1 + exp(-a));
-    case OP_ERF: return erf(a);
-    case OP_ABS: return fabs(a);
-    case OP_SIGN: return (a > 0) - (a < 0);
-    case OP_SIN: return sin(a);
-    case OP_COS: return cos(a);
-    case OP_SPREAD: return a;
-    default: bug("no twin for operator %d", k);
-    }
-}
-
-typedef struct {
-    const RowProg *p; const RtCall *call;
-    double *arg[MAX_ARGS];
-    int64_t pw, row, part;
-    double *val[MAX_NODES];         // columns of the part
-} Twin;
-
-static double huge_real(Buf b) { return b.dbl ? 1e300 : 1e30; }
-
-static void twin_reduce(Twin *t, int i, double huge)
-{
-    const RowNode *n = &t->p->node[i];
-    double sum = 0, most = -INFINITY, m2 = 0, first = huge;
-    for (int64_t c = 0; c < t->pw; c++) {
-        double x = t->val[n->a][c];
-        sum += x;
-        if (x > most) most = x;
-        if (n->kind != R_FIRST || x != t->val[n->b][c]) continue;
-        double at_column = (double)(t->call->colmap[t->part * t->pw + c] % t->p->part_width);
-        if (at_column < first) first = at_column;
-    }
-    for (int64_t c = 0; c < t->pw; c++) {
-        double d = t->val[n->a][c] - sum / (double)t->pw;
-        m2 += d * d;
-    }
-    double y = n->kind == R_SUM ? sum : n->kind == R_MEAN ? sum / (double)t->pw
-             : n->kind == R_M2 ? m2 : n->kind == R_MAX ? most : first;
-    for (int64_t c = 0; c < t->pw; c++) t->val[i][c] = y;
-}
-
-static double twin_dropout(const Twin *t, const RowNode *n, double a, int64_t column)
-{
-    uint32_t word = rt_dropout_word(t->call->seed, t->call->step, n->salt,
-        (uint64_t)t->call->row_token[t->row], (uint32_t)t->call->colmap[column]);
-    return word >= rt_dropout_limit(n->c) ? a / (1 - n->c) : 0;
-}
-
-static void twin_node(Twin *t, int i, double huge)
-{
-    const RowNode *n = &t->p->node[i];
-    const RowArg *a = &t->p->arg[n->arg];
-    double *x = t->arg[n->arg];
-    if (n->kind >= R_SUM && n->kind <= R_FIRST) { twin_reduce(t, i, huge); return; }
-    for (int64_t c = 0; c < t->pw; c++) {
-        int64_t column = t->part * t->pw + c, row = t->row * a->ld;
-        double *y = &t->val[i][c], from = n->a >= 0 ? t->val[n->a][c] : 0;
-        switch (n->kind) {
-        case R_LOAD: *y = x[row + column / a->per * a->stride]; break;
-        case R_LOADPART: *y = x[row + t->part * a->stride]; break;
-        case R_LOADVEC: *y = x[column % a->length]; break;
-        case R_NUMBER: *y = n->c; break;
-        case R_OP:
-            if (n->op == OP_COLUMN) *y = (double)(t->call->colmap[column] % t->p->part_width);
-            else if (n->op == OP_DROPOUT) *y = twin_dropout(t, n, from, column);
-            else *y = twin_op(n->op, from, n->b >= 0 ? t->val[n->b][c] : 0, n->c);
-            break;
-        case R_STORE: x[row + column * a->stride] = (a->accumulate ? x[row + column * a->stride]
-                                                                   : 0) + from; break;
-        case R_STOREPART:
-            if (c == 0)
-                x[row + t->part * a->stride] = (a->accumulate ? x[row + t->part * a->stride] : 0)
-                                               + from;
-            break;
-        case R_COLSUM: x[column % a->length] += from; break;
-        default: break;
-        }
-    }
-}
-
-static void twin_rows(Twin *t, int64_t rows, double huge)
-{
-    t->pw = t->p->width / t->p->parts;
-    for (int i = 0; i < t->p->nnodes; i++) t->val[i] = calloc((size_t)t->pw, sizeof(double));
-    for (t->row = 0; t->row < rows; t->row++)
-        for (t->part = 0; t->part < t->p->parts; t->part++)
-            for (int i = 0; i < t->p->nnodes; i++) twin_node(t, i, huge);
-    for (int i = 0; i < t->p->nnodes; i++) free(t->val[i]);
-}
-
-/* Elements argument i needs; sums over rows: one row per worker. */
-static int64_t arg_elements(const RowArg *a, int64_t rows, int workers)
-{
-    if (a->is_vector) return a->length * (a->is_out ? workers : 1);
-    return rows * a->ld * (a->stride > 1 ? a->stride : 1);
-}
-
-static void sum_workers(Buf b, int64_t n, int workers)
-{
-    for (int64_t i = 0; i < n; i++) {
-        double sum = 0;
-        for (int w = 0; w < workers; w++) sum += at(b, w * n + i);
-        put(b, i, sum);
-    }
-}
-
-typedef struct { double scale, shift, tol_double, tol_float; } Fill;
-
-/* Runs the program both ways on random rows and compares everything it writes. */
-static void check_rows_with(Prog *g, bool dbl, int64_t rows, int workers, Fill fill)
-{
-    RowProg *p = &g->p;
-    RtCall call = { .seed = 12345678912345u, .step = 7 };
-    int32_t *colmap = malloc(sizeof *colmap * (size_t)p->width);
-    int64_t *token = malloc(sizeof *token * (size_t)(rows + 1));
-    for (int64_t i = 0; i < p->width; i++) colmap[i] = (int32_t)i;
-    for (int64_t i = 0; i < rows; i++) token[i] = 5000000000 + 3 * i;
-    call.colmap = colmap;
-    call.row_token = token;
-    Buf b[MAX_ARGS];
-    Twin t = { .p = p, .call = &call };
-    for (int i = 0; i < p->nargs; i++) {
-        RowArg *a = &p->arg[i];
-        b[i] = buf(dbl, arg_elements(a, rows, workers), fill.scale);
-        if (!a->is_out && !a->is_vector)
-            for (int64_t j = 0; j < b[i].n; j++) put(b[i], j, at(b[i], j) + fill.shift);
-        t.arg[i] = copy(b[i]);
-        if (a->is_out && a->is_vector) memset(t.arg[i], 0, sizeof(double) * (size_t)b[i].n);
-        call.arg[i] = b[i].p;
-    }
-    twin_rows(&t, rows, huge_real(b[0]));
-    KernelSpec s = spec_of(K_ROWS, "rows", dbl);
-    s.rows = p;
-    run(&s, &call, rows, workers);
-    for (int i = 0; i < p->nargs; i++) {
-        RowArg *a = &p->arg[i];
-        Buf part = b[i];
-        if (a->is_vector && a->is_out) {
-            sum_workers(b[i], a->length, workers);
-            part.n = a->length;
-        }
-        same(part, t.arg[i], fill.tol_double, fill.tol_float, p->name);
-        release(b[i]);
-        free(t.arg[i]);
-    }
-    free(colmap);
-    free(token);
-    free(g);
-}
-
-static void check_rows(Prog *g, bool dbl, int64_t rows, int workers)
-{
-    check_rows_with(g, dbl, rows, workers, (Fill){ 1, 0, 1e-12, 3e-5 });
-}
-
-static const int64_t widths[] = { 1, 3, 17, 18, 216, 768 };
-static const int64_t row_counts[] = { 0, 1, 5 };
-
-/* ---- row programs: cases ------------------------------------------------------------------ */
-
-/* gelu(x + bias) + residual, tanh form */
-static void gelu(bool dbl, int v)
-{
-    for (int i = 0; i < 3; i++) {
-        Prog *g = prog(widths[v], 1);
-        int x = op(g, OP_ADD, load(g), loadvec(g, widths[v]));
-        int u = op(g, OP_MUL, op_c(g, OP_POW, x, 3), number(g, 0.044715));
-        u = op(g, OP_MUL, op(g, OP_ADD, x, u), number(g, 0.7978845608028654));
-        u = op(g, OP_ADD, op(g, OP_TANH, u, NONE), number(g, 1));
-        u = op(g, OP_MUL, op(g, OP_MUL, x, number(g, 0.5)), u);
-        store(g, op(g, OP_ADD, u, load(g)));
-        check_rows(g, dbl, row_counts[i], i + 1);
-    }
-}
-Test(rows, gelu) { both(gelu, 6); }
-
-static int layer_norm(Prog *g, int x, int *inverse)
-{
-    int m = reduce(g, R_MEAN, x, NONE), m2 = reduce(g, R_M2, x, NONE);
-    double n = (double)(g->p.width / g->p.parts);
-    int var = op(g, OP_DIV, m2, number(g, n));
-    *inverse = op(g, OP_RSQRT, op(g, OP_ADD, var, number(g, 1e-5)), NONE);
-    return op(g, OP_MUL, op(g, OP_SUB, x, m), *inverse);
-}
-
-/* layer norm of a sum, per row and per head, the sum and the statistics kept */
-static void norm(bool dbl, int v)
-{
-    static const struct { int64_t width; int parts; } s[] = { { 1, 1 }, { 17, 1 }, { 768, 1 },
-        { 216, 12 }, { 768, 12 }, { 12, 12 }, { 300, 3 }, { 96, 32 } };
-    Prog *g = prog(s[v].width, s[v].parts);
-    int64_t pw = s[v].width / s[v].parts;
-    int x = op(g, OP_ADD, load(g), load(g)), inverse;
-    store(g, x);
-    int y = layer_norm(g, x, &inverse);
-    y = op(g, OP_MUL, y, loadvec(g, v & 1 ? pw : s[v].width));
-    store(g, op(g, OP_ADD, y, loadvec(g, pw)));
-    storepart(g, inverse);
-    check_rows_with(g, dbl, 5, 2, (Fill){ 1, 0, 1e-11, 1e-4 });
-}
-Test(rows, norm) { both(norm, 8); }
-
-/* 1000 + noise: the variance must not drown */
-static void far_from_zero(bool dbl, int v)
-{
-    Prog *g = prog(widths[v], 1);
-    int inverse, x = load(g);
-    store(g, layer_norm(g, x, &inverse));
-    storepart(g, reduce(g, R_M2, x, NONE));
-    check_rows_with(g, dbl, 5, 1, (Fill){ 1, 1000, 1e-9, 2e-3 });
-}
-Test(rows, far_from_zero) { both(far_from_zero, 6); }
-
-/* layer norm backward with both sums over rows */
-static void norm_backward(bool dbl, int v)
-{
-    int64_t w = widths[v];
-    for (int workers = 1; workers <= 3; workers++) {
-        Prog *g = prog(w, 1);
-        int x = load(g), dy = load(g), weight = loadvec(g, w), mean = loadpart(g), inv = loadpart(g);
-        int xhat = op(g, OP_MUL, op(g, OP_SUB, x, mean), inv), d = op(g, OP_MUL, dy, weight);
-        int s1 = op(g, OP_DIV, reduce(g, R_SUM, d, NONE), number(g, (double)w));
-        int dx = op(g, OP_MUL, d, xhat);
-        int s2 = op(g, OP_DIV, reduce(g, R_SUM, dx, NONE), number(g, (double)w));
-        int r = op(g, OP_SUB, op(g, OP_SUB, d, s1), op(g, OP_MUL, xhat, s2));
-        store(g, op(g, OP_MUL, r, inv));
-        g->arg[g->p.nargs - 1].accumulate = workers == 2;
-        colsum(g, op(g, OP_MUL, dy, xhat), w);
-        colsum(g, dy, w);
-        check_rows(g, dbl, workers == 3 ? 1 : 7, workers);
-    }
-}
-Test(rows, norm_backward) { both(norm_backward, 6); }
-
-/* softmax of each part; exp is put aside between the phases */
-static void softmax(bool dbl, int v)
-{
-    static const struct { int64_t width; int parts; } s[] = { { 18, 1 }, { 768, 12 }, { 5, 5 },
-        { 51, 3 }, { 20000, 1 } };
-    Prog *g = prog(s[v].width, s[v].parts);
-    int x = load(g), m = reduce(g, R_MAX, x, NONE);
-    int e = op(g, OP_EXP, op(g, OP_SUB, x, m), NONE);
-    int y = op(g, OP_DIV, e, reduce(g, R_SUM, e, NONE));
-    store(g, y);
-    storepart(g, reduce(g, R_SUM, op(g, OP_MUL, y, y), NONE));
-    check_rows(g, dbl, 5, 2);
-}
-Test(rows, softmax) { both(softmax, 5); }
-
-/* every operator, on numbers of several sizes */
-static void operators(bool dbl, int v)
-{
-    static const OpKind kinds[] = { OP_ADD, OP_SUB, OP_MUL, OP_DIV, OP_MAX, OP_MIN, OP_GE, OP_EQ,
-        OP_NEG, OP_EXP, OP_TANH, OP_SIGMOID, OP_ERF, OP_ABS, OP_SIGN, OP_SIN, OP_COS, OP_SPREAD };
-    static const double sizes[] = { 1e-3, 1, 30, 90 };
-    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
-        if (kinds[k] == OP_EXP && sizes[v] > 30) continue;
-        Prog *g = prog(k % 2 ? 37 : 3, 1);
-        int a = load(g), b = kinds[k] <= OP_EQ ? load(g) : NONE;
-        store(g, op(g, kinds[k], a, b));
-        g->p.name = op_word[kinds[k]];
-        check_rows_with(g, dbl, 50, 1, (Fill){ sizes[v], 0, 1e-13, 3e-6 });
-    }
-    Prog *g = prog(37, 1);                      // operands above zero
-    int a = load(g), b = op(g, OP_ADD, op(g, OP_ABS, a, NONE), number(g, 1e-3));
-    store(g, op(g, OP_LOG, b, NONE));
-    store(g, op(g, OP_SQRT, b, NONE));
-    store(g, op(g, OP_RSQRT, b, NONE));
-    static const double powers[] = { 0, 1, 2, 3, 5, -1, -2, 0.5, -0.5, 1.7, -0.3 };
-    for (int i = 0; i < 11; i++) store(g, op_c(g, OP_POW, b, powers[i]));
-    check_rows_with(g, dbl, 9, 1, (Fill){ sizes[v] > 2 ? 2 : sizes[v], 0, 1e-12, 1e-5 });
-}
-Test(rows, operators) { both(operators, 4); }
-
-/* relative accuracy near zero, and the ends of the range */
-static void extremes(bool dbl, int v)
-{
-    static const double in[] = { 1e-30, -1e-20, 1e-8, -3e-5, 1e-3, 0.02, 0.3, -0.34, 0.35, 0.7, 1,
-        5, -9, 18, 25, -60, 85, -87.2, -100, 200, -1e10, 1e20, INFINITY, -INFINITY, NAN };
-    static const OpKind kinds[] = { OP_TANH, OP_SIGMOID, OP_EXP, OP_ERF };
-    enum { N = sizeof in / sizeof *in };
-    Prog *g = prog(N, 1);
-    store(g, op(g, kinds[v], load(g), NONE));
-    Buf x = buf(dbl, N, 1), y = buf(dbl, N, 1);
-    g->arg[0].ld = g->arg[1].ld = N;
-    for (int i = 0; i < N; i++) put(x, i, in[i]);
-    RtCall call = { .arg = { x.p, y.p } };
-    KernelSpec s = spec_of(K_ROWS, "extreme", dbl);
-    s.rows = &g->p;
-    run(&s, &call, 1, 1);
-    for (int i = 0; i < N; i++) {
-        double want = twin_op(kinds[v], at(x, i), 0, 0), got = at(y, i);
-        if (!dbl && want > 3.4e38) want = INFINITY;
-        double tol = dbl ? 1e-14 : 4e-6, least = dbl ? 1e-300 : 1e-37;
-        bool ok = got == want || (got != got && want != want)
-            || fabs(got - want) <= tol * fabs(want) + least;
-        cr_assert(ok, "%s(%g) is %.17g, not %.17g (%s)", op_word[kinds[v]], at(x, i), got, want,
-                  dbl ? "double" : "float");
-    }
-    release(x);
-    release(y);
-    free(g);
-}
-Test(rows, extremes) { both(extremes, 4); }
-
-/* operands narrower than the row, strides, vectors of other lengths */
-static void shapes(bool dbl, int v)
-{
-    static const struct { int64_t width; int parts; int64_t per, length; } s[] = {
-        { 768, 1, 64, 768 }, { 768, 12, 64, 64 }, { 768, 12, 768, 128 }, { 216, 12, 18, 18 },
-        { 216, 1, 18, 18 }, { 216, 4, 27, 6 }, { 18, 1, 18, 1 }, { 96, 2, 3, 24 }, { 17, 1, 17, 17 },
-        { 64, 4, 32, 32 }, { 128, 1, 32, 32 }, { 6, 6, 1, 3 }, { 24, 24, 4, 8 } };
-    Prog *g = prog(s[v].width, s[v].parts);
-    int gate = node(g, R_LOAD, NONE, NONE, rows_arg(g, s[v].width / s[v].per, false));
-    int strided = rows_arg(g, s[v].width, false);
-    g->arg[strided].stride = 2;
-    g->arg[strided].ld *= 2;
-    int x = op(g, OP_MUL, op(g, OP_SPREAD, gate, NONE), node(g, R_LOAD, NONE, NONE, strided));
-    x = op(g, OP_ADD, x, loadvec(g, s[v].length));
-    int m = reduce(g, R_MAX, x, NONE);
-    int y = op(g, OP_SUB, x, op(g, OP_MUL, m, loadpart(g)));
-    store(g, y);
-    g->arg[g->p.nargs - 1].stride = 3;
-    g->arg[g->p.nargs - 1].ld = 3 * s[v].width;
-    storepart(g, op(g, OP_NEG, m, NONE));
-    g->arg[g->p.nargs - 1].stride = 2;
-    g->arg[g->p.nargs - 1].ld = 2 * s[v].parts + 1;
-    colsum(g, y, s[v].length);
-    colsum(g, m, s[v].width);
-    colsum(g, gate, 1);
-    check_rows(g, dbl, 5, 2);
-}
-Test(rows, shapes) { both(shapes, 13); }
-
-/* the first column of the largest, as the gradient of rowmax finds it */
-static void first_of_largest(bool dbl, int v)
-{
-    static const struct { int64_t width; int parts; } s[] = { { 17, 1 }, { 768, 12 }, { 40, 5 } };
-    Prog *g = prog(s[v].width, s[v].parts);
-    int x = op(g, OP_SIGN, op(g, OP_SUB, load(g), number(g, 0.5)), NONE);
-    int m = reduce(g, R_MAX, x, NONE), f = reduce(g, R_FIRST, x, m);
-    int column = op(g, OP_COLUMN, x, NONE);
-    store(g, op(g, OP_EQ, column, f));
-    storepart(g, f);
-    storepart(g, reduce(g, R_FIRST, x, number(g, 5)));
-    g->p.needs_colmap = true;
-    check_rows(g, dbl, 5, 1);
-}
-Test(rows, first_of_largest) { both(first_of_largest, 3); }
-
-static void dropout(bool dbl, int v)
-{
-    Prog *g = prog(widths[v], 1);
-    int y = op_c(g, OP_DROPOUT, load(g), v == 2 ? 0 : 0.3);
-    g->node[y].salt = 0xdeadbeef;
-    store(g, y);
-    int z = op_c(g, OP_DROPOUT, op(g, OP_MUL, y, reduce(g, R_SUM, y, NONE)), 0.9);
-    g->node[z].salt = 17;
-    store(g, z);
-    g->p.needs_colmap = g->p.needs_rowmap = true;
-    check_rows(g, dbl, 5, 2);
-}
-Test(rows, dropout) { both(dropout, 6); }
-
-/* programs nobody would write */
-static void random_program(bool dbl, int v)
-{
-    static const OpKind kinds[] = { OP_ADD, OP_SUB, OP_MUL, OP_MAX, OP_MIN, OP_TANH, OP_SIGMOID,
-        OP_COS, OP_NEG, OP_ABS, OP_SIN };   // GE would jump at roundings
-    static const RowNodeKind reds[] = { R_SUM, R_MEAN, R_M2, R_MAX };
-    int parts = (int)(1 + below(3));
-    Prog *g = prog(parts * (1 + below(v % 2 ? 40 : 9)), parts);
-    load(g);
-    loadpart(g);
-    loadvec(g, g->p.width);
-    number(g, 0.75);
-    while (g->p.nnodes < 24) {
-        int a = (int)below(g->p.nnodes), b = (int)below(g->p.nnodes);
-        if (below(4) == 0) {
-            int r = reduce(g, reds[below(4)], a, NONE);         // kept small
-            op(g, OP_TANH, r, NONE);
-        } else {
-            OpKind k = kinds[below(11)];
-            op(g, k, a, k <= OP_EQ ? b : NONE);
-        }
-    }
-    int n = g->p.nnodes;
-    for (int i = 0; i < 4; i++) store(g, (int)below(n));
-    colsum(g, n - 1, g->p.width);
-    for (int i = 4; i < n; i++)
-        if (is_part(g, i) && g->node[i].kind != R_NUMBER) { storepart(g, i); break; }
-    check_rows_with(g, dbl, 4, 1 + v % 3, (Fill){ 0.7, 0, 1e-10, 1e-2 });
-}
-Test(rows, random_program) { both(random_program, 40); }
-
-/* ---- attention --------------------------------------------------------------------------- */
+/* ---- attention ------------------------------------------------------------ */
 
 typedef struct {
     int64_t heads, kv, hd, nseq, len;
@@ -605,6 +31,13 @@ static Order order_new(int64_t rows)
 {
     size_t n = (size_t)rows + 8;
     return (Order){ 0, 0, calloc(n, 4), calloc(n, 4), calloc(n, sizeof(RtRun)) };
+}
+
+static void order_free(Order *o)
+{
+    free(o->seq);
+    free(o->pos);
+    free(o->runs);
 }
 
 /* Queries of member `me` of chunks/2 and all keys, member after member. */
@@ -748,6 +181,8 @@ static void attention_case(const Att *a, bool dbl, int workers)
         release(b[i]);
         free(t.x[i]);
     }
+    order_free(&t.q);
+    order_free(&t.k);
 }
 
 static const Att atts[] = {
@@ -775,7 +210,7 @@ static void attention(bool dbl, int v)
 }
 Test(attention, all) { both(attention, sizeof atts / sizeof *atts); }
 
-/* ---- rotary positions ------------------------------------------------------------------ */
+/* ---- rotary positions ----------------------------------------------------- */
 
 static void rope(bool dbl, int v)
 {
@@ -824,7 +259,7 @@ static void rope(bool dbl, int v)
 }
 Test(misc, rope) { both(rope, 4); }
 
-/* ---- embedding --------------------------------------------------------------------------- */
+/* ---- embedding ------------------------------------------------------------ */
 
 static void embed(bool dbl, int v)
 {
@@ -866,7 +301,7 @@ static void embed(bool dbl, int v)
 }
 Test(misc, embed) { both(embed, 6); }
 
-/* ---- cross entropy -------------------------------------------------------------------------- */
+/* ---- cross entropy -------------------------------------------------------- */
 
 static void cross_entropy(bool dbl, int v)
 {
@@ -874,7 +309,8 @@ static void cross_entropy(bool dbl, int v)
         { 50, 100, 133 }, { 50, 100, 90 }, { 500, 0, 500 }, { 5033, 7, 5001 }, { 64, 0, 64 } };
     int64_t cols = s[v].cols, base = s[v].base, n = s[v].limit - base, ld = cols + 1, rows = 5;
     n = n < 0 ? 0 : n > cols ? cols : n;
-    int32_t ids[] = { (int32_t)base, (int32_t)(base + (n ? n : 1) - 1), -1, (int32_t)base + 3, 99999 };
+    int32_t last = (int32_t)(base + (n ? n : 1) - 1);
+    int32_t ids[] = { (int32_t)base, last, -1, (int32_t)base + 3, 99999 };
     KernelSpec k = spec_of(K_CE_STAT, "ce_stat", dbl);
     k.cols = cols;
     k.ld[0] = ld;
@@ -923,7 +359,7 @@ static void cross_entropy(bool dbl, int v)
 }
 Test(misc, cross_entropy) { both(cross_entropy, 7); }
 
-/* ---- norm and optimizers ---------------------------------------------------------------------- */
+/* ---- norm and optimizers -------------------------------------------------- */
 
 static void norm_and_update(bool dbl, int v)
 {
@@ -939,7 +375,8 @@ static void norm_and_update(bool dbl, int v)
     cr_assert(fabs(total[0] + total[8] + total[16] - sum) <= 1e-13 * (1 + sum), "norm");
     double *wp = copy(p), *wm = copy(m), *wv = copy(w);
     call = (RtCall){ .arg = { p.p, g.p, m.p, w.p }, .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95,
-        .eps = 1e-8, .decay = 0.1, .scale = 0.7, .correct1 = 1.3, .correct2 = 1.1, .momentum = 0.8 };
+        .eps = 1e-8, .decay = 0.1, .scale = 0.7, .correct1 = 1.3, .correct2 = 1.1,
+        .momentum = 0.8 };
     k = spec_of(K_ADAMW, "adamw", dbl);
     for (int64_t i = 0; i < n; i++) {
         double d = at(g, i) * 0.7;
@@ -969,7 +406,7 @@ static void norm_and_update(bool dbl, int v)
 }
 Test(misc, norm_and_update) { both(norm_and_update, 6); }
 
-/* ---- the object file, other machines ------------------------------------------------------------ */
+/* ---- the object file, other machines -------------------------------------- */
 
 static const char words[] = "a blob\0with a zero";
 
@@ -1012,9 +449,6 @@ Test(object, other_machines)
 {
     llvm_cpu = "x86-64";
     llvm_features = "+sse2";
-    both(norm, 8);
-    both(operators, 2);
-    both(dropout, 6);
     both(attention, 8);
     both(rope, 4);
     both(cross_entropy, 7);
