@@ -273,6 +273,24 @@ static double words(const Sums *s, int x, int y, int z, double T)
     return v / ((double)x * y * z);
 }
 
+bool mesh_fits(const Plan *p, int data, int x, int y, int z)
+{
+    int64_t T = p->is.batch / data * p->is.sequence;
+    if (p->is.batch % data || T % (x * lcm64(y, z)))
+        return false;
+    for (int i = 0; i < p->nforward; i++) {
+        const Op *o = &p->ops.at[i];
+        if (o->kind == OP_ATTN && !heads_split(o, y))
+            return false;
+        if (o->kind != OP_LINEAR)
+            continue;
+        int64_t in = p->tensors.at[o->in[0]].width, out = p->tensors.at[o->out[0]].width;
+        if (in % z || in % y || (out != p->vocab && (out % y || out % z)))
+            return false;
+    }
+    return true;
+}
+
 /* Best grid of `n` devices with what is pinned; false: none fits. */
 static bool search_grid(Plan *p, int64_t n)
 {
