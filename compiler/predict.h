@@ -16,6 +16,97 @@
 
 #include "plan.h"
 
+/* ======================= cost.c ============================================ */
+
+/* The machine, as priced. Rates per second, of one device unless said. */
+typedef struct {
+    double matrix, vector;          // FLOP/s of the plan's precision; of plain arithmetic
+    double memory;                  // bytes/s
+    double launch;                  // seconds to start a kernel
+    double tile;                    // results of a product at half speed, see cost.c
+    double link, link_alpha;        // inside a node: bytes/s of one device, seconds
+    double port, port_alpha;        // between nodes: bytes/s of one port
+    int ports, per_node, nodes;
+    int spine_nodes; double spine, spine_alpha;     // spine_nodes 0: none
+    bool assumed;                   // no cluster was given: opinions, not a data sheet
+} Prices;
+
+/* Axes that collectives run over, as seen by the network. */
+typedef struct { int size; bool crosses; double rate, alpha; } Group;
+
+/* Wall seconds of one rank; x, y, z: collectives that nothing hides. */
+typedef struct { double compute, recompute, x, y, z; } Seconds;
+typedef struct { Seconds forward, backward; } Pass;
+
+typedef enum { TERM_PRODUCT, TERM_BYTES, TERM_ATTENTION, TERM_COLLECTIVE } TermKind;
+typedef struct {
+    TermKind kind;
+    bool backward;
+    bool gather;                    // attention: K and V of a rank's rows come from all of x, z
+    int axis;                       // collectives: 0 x, 1 y, 2 z
+    double m, n, k;                 // product: sizes; the one that counts tokens is per token
+    bool sums_tokens;               // product: tokens are k (gradient of a matrix), else m
+    double token_bytes, bytes;      // moved or received, per token and apart from it
+    double steps;                   // collectives: latencies
+    Group group;
+    bool hidden;                    // collectives: runs beside the pass's compute
+    double pair_flop, ratio;        // attention: FLOP of a pair (query, key); of backward
+    int64_t window; bool causal;
+} Term;
+typedef struct { Term *at; int n, cap; } Terms;
+
+/* Turns with the same operators and widths are one class. */
+typedef struct {
+    const char *key, *name;         // name: of its first operator
+    Terms terms; int nattention;    // those of attention come first
+    int kernels[2];                 // started in forward, backward
+    double flops[2];                // of matrix products and attention, one token, no context
+    double saved_bytes;             // per token: kept from forward to backward, without K and V
+    double kv_bytes, dkv_bytes;     // per token: keys and values; their gradients
+    double transient_bytes;         // per token: the largest set of rows one kernel touches
+    double parameters;              // elements a rank holds
+} TurnClass;
+
+typedef struct Cost {
+    const Plan *plan;
+    Prices prices;
+    bool turns_only;                // embedding, head and loss cost nothing and are not there
+    int nturns, *class_of;          // by turn; all repeats, one after another
+    int head, tail;                 // classes of what stands before and after them, or NONE
+    struct { TurnClass *at; int n, cap; } classes;
+    double *cut_width;              // by turn: columns alive after it
+    double tied;                    // elements of a rank that first and last stage both hold
+    double logits_bytes;
+    int element, gradient;          // bytes: stored number, reduced gradient
+} Cost;
+
+Cost   *cost_new(Plan *p, bool turns_only);
+Prices  cost_prices(const Plan *p);
+int     cost_stride(const Plan *p, const char *axis);       // ranks from one to the next
+Group   cost_group(const Plan *p, const Prices *w, Axes axes);
+/* Seconds: a product of [m, k] and [k, n] with numbers of e bytes; a kernel that moves
+ * bytes; a ring in which a rank receives bytes in so many steps. */
+double  cost_product(const Prices *w, double m, double n, double k, double e, double more_bytes);
+double  cost_bytes(const Prices *w, double bytes);
+double  cost_ring(const Group *g, double steps, double bytes);
+/* (query, key) pairs of l queries after c tokens, b sequences. */
+double  cost_pairs(const Term *t, double b, double l, double c, double L);
+/* One pass of b sequences, l tokens each after c, over a class; what depends on c alone. */
+Pass    cost_pass(const Cost *c, int class, double b, double l);
+Pass    cost_context(const Cost *c, int class, double b, double l, double context);
+/* Received by each rank of stage r from its neighbour: seconds for `bytes` of it. */
+double  cost_transfer(const Cost *c, int r, bool forward, double bytes);
+double  cost_sync(const Cost *c, double parameters);        // gradients over data
+double  cost_update(const Cost *c, double parameters, double *gather_s);
+
+/* ======================= stages.c ========================================== */
+
+/* Turns of every section (stage and chunk), chunk-major as in `turns`: section c*P + r.
+ * weight[i]: seconds of turn i; first and last carry head and tail. Minimises the
+ * dearest section, then the sum of squares; earlier sections get more. */
+void stages_cut(int nturns, const double *weight, double head, double tail, int sections,
+                int *turns);
+
 /* ======================= schedule.c ======================================== */
 
 typedef enum {
@@ -69,5 +160,86 @@ int schedule_kv_of(ScheduleKind kind, int P, int r, int m, int k);
  */
 int schedule_check(const Schedule *s, FILE *f);
 const char *step_text(const Step *s);               // "forward 3.1" (".2" with chunks)
+
+/* ======================= simulate.c ======================================== */
+
+/* Seconds and bytes of every step; [section][slice] arrays are section-major. */
+typedef struct {
+    const Schedule *schedule;
+    const Seconds *forward, *backward;      // of section c*P + r, slice i
+    const double *send_forward, *send_backward;     // where section ends; where it begins
+    const double *sync, *update, *gather;   // per stage; gather: parameters over data
+    double tied;                            // sum of matrices that first and last stage share
+    bool blocking;                          // a send holds up the stage that sends
+    bool barrier;                           // the update waits for all stages (clip)
+    const double *unit_bytes;               // per section: of a token of a unit in flight
+    const double *kv_bytes;                 // per section: K and V of a microbatch
+} Timing;
+
+typedef enum { SPAN_COMPUTE, SPAN_SEND, SPAN_SEND_BACK } Stream;
+typedef struct { int stage; Stream stream; double start, end; Step step; } Span;
+typedef enum {
+    PART_COMPUTE, PART_RECOMPUTE, PART_X, PART_Y, PART_Z, PART_PIPELINE, PART_BUBBLE, PART_DATA,
+    PART_OPTIMIZER, PARTS
+} TimePart;
+extern const char *const part_word[PARTS];
+
+typedef struct {
+    double step_s, part[PARTS];     // of the stage that finishes last; adds up
+    int last;                       // that stage
+    double bubble;                  // idle share of all stages together
+    double *busy;                   // per stage: seconds at work
+    double *activations, *kv;       // per stage: bytes at their peaks
+    struct { Span *at; int n, cap; } spans;     // by stage, in time order per stream
+} Simulation;
+
+Simulation simulate_run(const Timing *t, bool keep_spans);
+/* Chrome trace of the spans: a process per stage, a thread per stream. false: errno. */
+bool simulate_trace(const Simulation *sim, const Schedule *s, const char *path);
+
+/* ======================= pipeline.c ======================================== */
+
+/* Turns of a section by class, and what else it carries. */
+typedef struct {
+    int first, turns;               // turns first .. first + turns - 1
+    int nclasses, *class, *count;   // head and tail among them
+    double saved, kv, dkv;          // bytes of a token, per rank
+    double parameters;              // elements per rank
+    int kernels[2];
+} Stretch;
+
+typedef struct {
+    double parameters, gradients, optimizer, activations, keys_values, logits, workspace, peak;
+} StageMemory;
+
+/* One way to feed the pipeline: b, slices, their price and their run. */
+typedef struct {
+    int64_t b, m; int k; int64_t *slice;
+    double formula_s;               // the slice programme's objective
+    double step_s;                  // simulated
+} Feed;
+
+typedef struct Pipeline {
+    Plan *plan; Cost *cost;
+    bool turns_only, blocking;
+    int P, v;
+    Stretch *section;              // P*v, in the order of the model
+    Feed feed;                      // the chosen one
+    struct { Feed *at; int n, cap; } feeds;     // all that were simulated, best first
+    struct { double cap_lo, cap_hi, bound; int64_t caps, tried, steps; double seconds; } search;
+    Schedule schedule; Timing timing; Simulation sim;
+    StageMemory *memory;            // per stage
+    double tokens, model_flop, executed_flop;   // of a step
+    double mfu, hfu;
+} Pipeline;
+
+/* needs: graph, mesh, fuse, autodiff. Chooses what the plan leaves open (turns, microbatch,
+ * slices), builds the schedule and simulates it. NULL: errors were reported. */
+Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool keep_spans);
+/* Seconds of a pass of section i over b sequences of l tokens after c. */
+Pass pipeline_pass(const Pipeline *q, int section, double b, double l, double c);
+void print_pipeline(const Pipeline *q, FILE *f);            // print_pipeline.c
+void print_slices(const Pipeline *q, FILE *f);              // --explain slice
+void print_schedule(const Pipeline *q, FILE *f);            // --explain schedule
 
 #endif
