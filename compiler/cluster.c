@@ -272,7 +272,7 @@ static void decide_stored(Part *q)
                     leaf_add(l, a);
                 continue;
             }
-            l->ops += leaves[a].ops;
+            l->ops = l->ops + leaves[a].ops <= MAX_INLINE ? l->ops + leaves[a].ops : MAX_INLINE + 1;
             for (int k = 0; k < leaves[a].n; k++)
                 leaf_add(l, leaves[a].leaf[k]);
         }

@@ -169,7 +169,7 @@ static int parse_format(Rt *rt, const char *word, Format *out)
             *out = (Format)i;
             return RT_OK;
         }
-    return *word ? rt_fail(rt, RT_USER, "%s: error: unknown format `%s`; there are auto, bytes, "
+    return *word ? rt_fail(rt, RT_USAGE, "%s: error: unknown format `%s`; there are auto, bytes, "
                            "u16, u32 and llmc [data-format]", rt->exe, word) : RT_OK;
 }
 
@@ -212,7 +212,7 @@ int rt_data_open(Rt *rt)
     const char *order = rt->order ? rt->order : "";
     d->shuffle = strcmp(order, "shuffle") == 0;
     if (*order && !d->shuffle && strcmp(order, "sequential") != 0)
-        return rt_fail(rt, RT_USER, "%s: error: unknown order `%s`; there are sequential and "
+        return rt_fail(rt, RT_USAGE, "%s: error: unknown order `%s`; there are sequential and "
                        "shuffle", rt->exe, order);
     if (d->shuffle) {
         d->ticket = rt_alloc((size_t)d->nseq, sizeof *d->ticket);

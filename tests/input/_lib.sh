@@ -1,6 +1,6 @@
 # For the scripts of this folder. $M is a small model; counts go to the last line.
 passed=0 failed=0 skipped=0
-M=$PWD/tests/input/_model.tcube
+top=$PWD M=$PWD/tests/input/_model.tcube t=$TERACUBE
 cd "$WORK" || exit 4
 i=0; while [ $i -lt 40 ]; do printf '0123456789 "#$,;:?!<'; i=$((i + 1)); done > d.txt
 D="--set train.data=$WORK/d.txt"

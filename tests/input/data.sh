@@ -1,7 +1,6 @@
 # Token files that are missing, too short, of the wrong kind, or hold a token that
 # the model does not know: status 1 and the file (with the offset of the token).
 . tests/input/_lib.sh
-t=$TERACUBE
 with() { data=$1; shift; echo "--set train.data=$WORK/$data"; for s; do echo "--set train.$s"; done; }
 
 fails 1 'none.txt: error: could not read the data: No such file|[data-file]' \

@@ -1,6 +1,5 @@
 # Model files that are none: empty, binary, too large, cut off, too long.
 . tests/input/_lib.sh
-t=$TERACUBE
 : > empty.tcube
 fails 1 'no model'                               "$t" check empty.tcube
 fails 1 'no model'                               "$t" plan empty.tcube

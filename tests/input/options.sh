@@ -1,6 +1,5 @@
 # The command line: status 2 and a message that says what to write instead.
 . tests/input/_lib.sh
-t=$TERACUBE
 fails 2 'usage: teracube COMMAND'                       "$t"
 works                                                   "$t" --help
 fails 2 'unknown command `plam`; did you mean `plan`?'  "$t" plam "$M"

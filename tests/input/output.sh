@@ -1,7 +1,6 @@
 # Outputs that cannot be written, and runs that are ended from outside: status 4 (or
 # the signal's), the old file kept, nothing half written.
 . tests/input/_lib.sh
-t=$TERACUBE
 build() { "$t" build "$M" $D --target cpu -q "$@"; }
 
 fails 4 'no/w: error: could not write the weights there: No such file' \

@@ -1,7 +1,6 @@
 # Output that cannot be written: closed, or on a full disk. Status 4, and what is
 # opened later never takes the place of a closed file.
 . tests/input/_lib.sh
-t=$TERACUBE
 full() { # to /dev/full
     timeout 60 "$@" > /dev/full 2> err; got=$?
     if [ $got = 4 ] && sane && grep -q 'could not write' err; then passed=$((passed + 1)); else

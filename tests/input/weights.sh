@@ -1,7 +1,6 @@
 # Safetensors files that are cut off, garbled, or of another model: status 1, every
 # wrong tensor named, nothing trained.
 . tests/input/_lib.sh
-t=$TERACUBE
 S='--steps 0'
 cat > v.tcube <<'X'
 model v {
