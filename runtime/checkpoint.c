@@ -19,7 +19,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { BUFFER = 8192 };     // elements read or written at a time
+enum {
+    BUFFER = 8192,          // elements read or written at a time
+    COLS = 16, ROWS = 512,  // a tile of a transposed matrix: it stays in the cache
+    SOON = 32 << 20,        // bytes written after which the disk may begin
+};
 
 /* n elements that are neighbours in the file: tensor elements index.. of `param`
  * stand at flat elements at, at + stride, .. of this rank. */
@@ -29,6 +33,7 @@ struct FileIo {
     RtRank *r;
     int (*run)(FileIo *io, const FileRun *run);
     FileRun pending;
+    int64_t unsent;         // bytes written since the disk was told
     char buffer[BUFFER * 8];
     double value[BUFFER];
 };
@@ -51,11 +56,21 @@ static double get(const RtRank *r, int64_t region, int64_t at)
     return d;
 }
 
-static void put(const RtRank *r, int64_t region, int64_t at, double v)
+/* n values to the parameters' flat elements at, at + stride, .. */
+static void put(const RtRank *r, int64_t at, int64_t stride, int64_t n, const double *v)
 {
-    char *p = element(r, region, at);
-    float f = (float)v;
-    memcpy(p, r->rt->real == sizeof f ? (void *)&f : (void *)&v, r->rt->real);
+    void *p = element(r, r->rt->head->params_offset, at);
+    float *f = p;
+    double *d = p;
+    if (r->rt->real == sizeof *d)
+        for (int64_t k = 0; k < n; k++)
+            d[k * stride] = v[k];
+    else if (stride == 1)
+        for (int64_t k = 0; k < n; k++)
+            f[k] = (float)v[k];
+    else
+        for (int64_t k = 0; k < n; k++)
+            f[k * stride] = (float)v[k];
 }
 
 /* ---- runs in files ------------------------------------------------------- */
@@ -86,7 +101,33 @@ static int straight_span(void *ctx, const RtSpan *s)
     return RT_OK;
 }
 
-/* The transposed ones: column by column, rows in stretches. */
+/* Rows [from, to) of one column of the block, in stretches that follow each other in the
+ * file. `at` is where flat element 0 of the block would be in the rank's memory. */
+static int turned_column(FileIo *io, const RtUnit *u, int param, const int32_t *rows,
+                         int64_t from, int64_t to, int64_t col, int64_t gcol, int64_t at)
+{
+    const RtParam *p = &io->r->rt->program->params[param];
+    for (int64_t row = from; row < to;) {
+        int64_t grow = rows ? rows[row] : row, n = 1;
+        while (row + n < to && (rows ? rows[row + n] : row + n) == grow + n)
+            n++;
+        int64_t inside = p->rows - grow < n ? p->rows - grow : n;
+        FileRun run = { param, gcol * p->rows + grow, inside, at + row * u->bcols + col,
+                        u->bcols };
+        if (inside > 0)
+            RT_TRY(io->run(io, &run));
+        row += n;
+    }
+    return RT_OK;
+}
+
+/* The first row whose element in `col` is at or behind flat element `from`. */
+static int64_t row_from(const RtUnit *u, int64_t from, int64_t col)
+{
+    return from > col ? (from - col + u->bcols - 1) / u->bcols : 0;
+}
+
+/* The transposed ones, tile by tile: the columns of a tile share cache lines. */
 static int turned_columns(FileIo *io, int iunit, int64_t lo, int64_t hi)
 {
     const RtRank *r = io->r;
@@ -101,26 +142,18 @@ static int turned_columns(FileIo *io, int iunit, int64_t lo, int64_t hi)
         const RtPiece *piece = &prog->pieces[i];
         const RtParam *p = &prog->params[piece->param];
         int64_t cut, c = rt_axis_coordinate(r, u->col_axis, piece->rep, &cut);
-        int64_t width = piece->width / cut;
-        for (int64_t k = 0; p->out_in && k < width; k++) {
-            int64_t col = piece->local_start + k, gcol = piece->start + c * width + k;
-            if (gcol >= p->width)
-                break;
-            int64_t row = (from - col + u->bcols - 1) / u->bcols;   // first one at or after from
-            row = from > col ? row : 0;
-            while (row < u->brows && row * u->bcols + col < to) {
-                int64_t grow = rows ? rows[row] : row, n = 1;
-                while (row + n < u->brows && (row + n) * u->bcols + col < to
-                       && (rows ? rows[row + n] : row + n) == grow + n)
-                    n++;
-                int64_t inside = p->rows - grow < n ? p->rows - grow : n;
-                FileRun run = { piece->param, gcol * p->rows + grow, inside,
-                                u->offset + row * u->bcols + col - first, u->bcols };
-                if (inside > 0)
-                    RT_TRY(io->run(io, &run));
-                row += n;
-            }
-        }
+        int64_t width = piece->width / cut, start = piece->start + c * width;
+        width = p->width - start < width ? p->width - start : width;    // beyond is padding
+        for (int64_t tile = 0; p->out_in && tile < width; tile += COLS)
+            for (int64_t row = from / u->bcols; row * u->bcols < to; row += ROWS)
+                for (int64_t k = tile; k < width && k < tile + COLS; k++) {
+                    int64_t col = piece->local_start + k;
+                    int64_t a = row_from(u, from, col), b = row_from(u, to, col);
+                    a = a > row ? a : row;
+                    b = b < row + ROWS ? b : row + ROWS;
+                    RT_TRY(turned_column(io, u, piece->param, rows, a, b, col, start + k,
+                                         u->offset - first));
+                }
     }
     return RT_OK;
 }
@@ -145,10 +178,15 @@ static int init_span(void *ctx, const RtSpan *s)
         int64_t n = s->n - i < BUFFER ? s->n - i : BUFFER;
         rt_init_range(p->init, p->init_a, r->rt->head->train.seed, hash,
                       (uint64_t)(s->row * p->width + s->col + i), (size_t)n, io->value);
-        for (int64_t k = 0; k < n; k++)
-            put(r, r->rt->head->params_offset, s->at + i + k, io->value[k]);
+        put(r, s->at + i, 1, n, io->value);
     }
     return RT_OK;
+}
+
+static int load_broken(Rt *rt, const RtTensor *t)
+{
+    return rt_fail(rt, RT_USER, "%s: error: could not read tensor %s: %s [weights-file]",
+                   rt->load->file, t->name, errno ? strerror(errno) : "the file is cut off");
 }
 
 static int load_run(FileIo *io, const FileRun *run)
@@ -157,18 +195,33 @@ static int load_run(FileIo *io, const FileRun *run)
     Rt *rt = r->rt;
     const RtTensor *t = rt->load->of[run->param];
     int64_t size = (int64_t)rt_dtype_bytes(t->dtype);
+    bool same = t->dtype == (rt->real == sizeof(float) ? RT_F32 : RT_F64);
+    if (same && run->stride == 1)
+        return rt_read_at(rt->load->fd, element(r, rt->head->params_offset, run->at),
+                          (size_t)(run->n * size), t->begin + run->index * size)
+               ? load_broken(rt, t) : RT_OK;
     for (int64_t i = 0; i < run->n; i += BUFFER) {
         int64_t n = run->n - i < BUFFER ? run->n - i : BUFFER;
         if (rt_read_at(rt->load->fd, io->buffer, (size_t)(n * size),
                        t->begin + (run->index + i) * size))
-            return rt_fail(rt, RT_USER, "%s: error: could not read tensor %s: %s [weights-file]",
-                           rt->load->file, t->name, errno ? strerror(errno)
-                                                          : "the file is cut off");
+            return load_broken(rt, t);
         rt_dtype_decode(t->dtype, io->buffer, n, io->value);
-        for (int64_t k = 0; k < n; k++)
-            put(r, rt->head->params_offset, run->at + (i + k) * run->stride, io->value[k]);
+        put(r, run->at + i * run->stride, run->stride, n, io->value);
     }
     return RT_OK;
+}
+
+/* The worker's share of those of the flat elements [lo, hi) that are the unit's. */
+static bool share_of(const RtWorker *w, const RtUnit *u, int64_t *lo, int64_t *hi)
+{
+    int64_t from = *lo > u->offset ? *lo : u->offset, a, b;
+    int64_t to = *hi < u->offset + u->shard ? *hi : u->offset + u->shard;
+    if (from >= to)
+        return false;
+    rt_split(to - from, w->rank->rt->nworkers, w->index, RT_LINE, &a, &b);
+    *lo = from + a;
+    *hi = from + b;
+    return a < b;
 }
 
 /* A worker's share of every unit; padding stays the zero it is. */
@@ -181,11 +234,10 @@ int rt_init_params(RtWorker *w)
     io->run = load_run;
     int status = RT_OK;
     for (int u = 0; u < rt->head->nunits && !status; u++) {
-        int64_t lo, hi, at = rt->program->units[u].offset;
-        rt_split(rt->program->units[u].shard, rt->nworkers, w->index, RT_LINE, &lo, &hi);
-        if (lo < hi)
-            status = rt->load ? unit_runs(io, u, at + lo, at + hi)
-                              : rt_spans(r, u, at + lo, at + hi, init_span, io);
+        int64_t lo = 0, hi = INT64_MAX;
+        if (share_of(w, &rt->program->units[u], &lo, &hi))
+            status = rt->load ? unit_runs(io, u, lo, hi) : rt_spans(r, u, lo, hi, init_span, io);
+        atomic_fetch_add(&r->progress, 1);
     }
     free(io);
     return status;
@@ -334,23 +386,41 @@ int rt_save_probe(Rt *rt)
     return RT_OK;
 }
 
+/* n values of the run, side by side. */
+static void gather(const RtRank *r, const FileRun *run, int64_t i, int64_t n, void *out)
+{
+    const void *p = element(r, r->rt->head->params_offset, run->at + i * run->stride);
+    const float *f = p;
+    const double *d = p;
+    if (r->rt->real == sizeof *d)
+        for (int64_t k = 0; k < n; k++)
+            ((double *)out)[k] = d[k * run->stride];
+    else
+        for (int64_t k = 0; k < n; k++)
+            ((float *)out)[k] = f[k * run->stride];
+}
+
 static int save_run(FileIo *io, const FileRun *run)
 {
     RtRank *r = io->r;
     Rt *rt = r->rt;
-    int64_t real = (int64_t)rt->real, region = rt->head->params_offset;
+    int64_t real = (int64_t)rt->real, most = run->stride == 1 ? SOON / real : BUFFER;
     int64_t to = rt->tensor_at[run->param] + run->index * real;
     atomic_fetch_add(&rt->written[run->param], run->n);
-    if (run->stride == 1)
-        return rt_write_at(rt->save_fd, element(r, region, run->at), (size_t)(run->n * real), to)
-               ? save_broken(rt, "write the weights") : RT_OK;
-    for (int64_t i = 0; i < run->n; i += BUFFER) {
-        int64_t n = run->n - i < BUFFER ? run->n - i : BUFFER;
-        for (int64_t k = 0; k < n; k++)
-            memcpy(io->buffer + k * real,
-                   element(r, region, run->at + (i + k) * run->stride), rt->real);
-        if (rt_write_at(rt->save_fd, io->buffer, (size_t)(n * real), to + i * real))
+    for (int64_t i = 0; i < run->n; i += most) {
+        int64_t n = run->n - i < most ? run->n - i : most;
+        const void *from = element(r, rt->head->params_offset, run->at + i);
+        if (run->stride != 1) {
+            gather(r, run, i, n, io->buffer);
+            from = io->buffer;
+        }
+        if (rt_write_at(rt->save_fd, from, (size_t)(n * real), to + i * real))
             return save_broken(rt, "write the weights");
+        io->unsent += n * real;
+        if (io->unsent >= SOON) {       // the disk works while we copy; fsync reports its errors
+            sync_file_range(rt->save_fd, 0, 0, SYNC_FILE_RANGE_WRITE);
+            io->unsent = 0;
+        }
     }
     return RT_OK;
 }
@@ -409,26 +479,40 @@ static int end_save(Rt *rt)
     return sync_folder(rt);
 }
 
-int rt_save(RtRank *r)
+/* A worker's share of every unit whose copy here is the one that counts. */
+static int save_params(RtWorker *w)
 {
-    Rt *rt = r->rt;
-    RtWorker *w = &r->worker[0];
-    if (r->id == 0)
-        RT_TRY(begin_save(rt));
-    RT_TRY(rt_barrier(w, &r->world));
+    RtRank *r = w->rank;
+    const RtProgram *p = r->rt->program;
     FileIo *io = rt_alloc(1, sizeof *io);
     io->r = r;
     io->run = save_run;
-    int64_t lo, hi;
     int status = RT_OK;
-    rt_owned(r, &lo, &hi);
-    for (int u = 0; u < rt->head->nunits && !status; u++)
-        if (r->counts[u] && lo < hi)
+    for (int u = 0; u < r->rt->head->nunits && !status; u++) {
+        int64_t lo, hi;
+        rt_owned(r, &lo, &hi);
+        if (r->counts[u] && share_of(w, &p->units[u], &lo, &hi))
             status = unit_runs(io, u, lo, hi);
+        atomic_fetch_add(&r->progress, 1);
+    }
     free(io);
-    RT_TRY(status);
-    RT_TRY(rt_barrier(w, &r->world));
-    return r->id == 0 ? end_save(rt) : RT_OK;
+    return status;
+}
+
+int rt_save(RtWorker *w)
+{
+    RtRank *r = w->rank;
+    bool lead = w->index == 0, first = lead && r->id == 0;
+    if (first)
+        RT_TRY(begin_save(r->rt));
+    if (lead)
+        RT_TRY(rt_barrier(w, &r->world));
+    RT_TRY(rt_team(w));
+    RT_TRY(save_params(w));
+    RT_TRY(rt_team(w));
+    if (lead)
+        RT_TRY(rt_barrier(w, &r->world));
+    return first ? end_save(r->rt) : RT_OK;
 }
 
 /* ---- look-ups ------------------------------------------------------------ */

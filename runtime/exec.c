@@ -25,7 +25,10 @@
 
 enum {
     STACK = 16 << 20,           // bytes of a thread; kernels keep tiles on it
-    HUGE_FROM = 4 << 20,        // blocks of this size and more ask for huge pages
+    SMALL_PAGE = 4096,          // no page is smaller
+    HUGE_PAGE = 2 << 20,
+    TOUCH = 64 * HUGE_PAGE,     // bytes touched between two signs of life
+    HUGE_FROM = 2 * HUGE_PAGE,  // blocks of this size and more ask for huge pages
     SPIN = 2000,                // TUNING: rounds (some 50 us) a waiting thread spins before it
                                 // sleeps, where every thread has a core; 2025-11
     GRACE_S = 10,               // how long a rank may need to notice the end of the run
@@ -90,12 +93,27 @@ static int map_block(RtRank *r)
     return RT_OK;
 }
 
+/* Gets [lo, hi) from the system: in one call where it knows that, else page by page. */
+static void touch(char *lo, char *hi)
+{
+#if defined(MADV_POPULATE_WRITE)
+    if (madvise(lo, (size_t)(hi - lo), MADV_POPULATE_WRITE) == 0)
+        return;
+#endif
+    for (volatile char *p = lo; p < hi; p += SMALL_PAGE)
+        *p = 0;
+}
+
+/* The worker's share of the block, in stretches, so that those who wait see it move. */
 static void touch_block(const RtWorker *w)
 {
-    const RtRank *r = w->rank;
+    RtRank *r = w->rank;
     int64_t lo, hi;
-    rt_split((int64_t)r->block_mapped, r->rt->nworkers, w->index, 4096, &lo, &hi);
-    memset(r->block + lo, 0, (size_t)(hi - lo));
+    rt_split((int64_t)r->block_mapped, r->rt->nworkers, w->index, HUGE_PAGE, &lo, &hi);
+    for (int64_t at = lo; at < hi; at += TOUCH) {
+        touch(r->block + at, r->block + (hi - at < TOUCH ? hi : at + TOUCH));
+        atomic_fetch_add(&r->progress, 1);
+    }
 }
 
 static int start_rank(RtRank *r)
@@ -247,9 +265,7 @@ static int live(RtWorker *w)
     if (w->index == 0)
         RT_TRY(rt_barrier(w, &r->world));
     RT_TRY(all_steps(w));
-    if (w->index == 0 && r->rt->options->save)
-        RT_TRY(rt_save(r));
-    return RT_OK;
+    return r->rt->options->save ? rt_save(w) : RT_OK;
 }
 
 static void *worker_main(void *arg)

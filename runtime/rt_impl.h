@@ -321,7 +321,7 @@ int  rt_load_open(Rt *rt);
 void rt_load_close(Rt *rt);
 int  rt_init_params(RtWorker *w);                   // first values, or those of the file
 int  rt_save_probe(Rt *rt);
-int  rt_save(RtRank *r);                            // called by every rank
+int  rt_save(RtWorker *w);                          // every worker of every rank calls it
 void rt_save_forget(Rt *rt);                        // removes what an error left
 
 #endif
