@@ -307,10 +307,10 @@ static const char *model_text(void)
     if (chance(85) && m.hidden % m.heads)
         m.heads = 2;
     if (chance(70)) {                   // a grid that mostly fits
-        while (m.heads % m.y)
+        while (m.heads % m.y || m.hidden % m.y)
             m.y--;
-        while (m.hidden % m.z || m.hidden % m.y)
-            m.z = 1 + below(m.z);
+        while (m.hidden % m.z)
+            m.z--;
         m.data = m.batch % m.data ? 1 : m.data;
     }
     text_add(t, "%sfn tanh_(x) = tanh(x)\n", fn_text);
