@@ -288,7 +288,7 @@ static void sections(Model *m)
         text_add(t, "    vectors = %s\n", chance(60) ? "sharded" : "whole");
     int rows = m->batch / m->data * m->sequence / m->x;
     if (chance(25))
-        text_add(t, "    logits_chunk = %d\n", rows / (1 + below(4)) > 0 ? rows / (1 + below(4)) : 1);
+        text_add(t, "    logits_chunk = %d\n", rows / (1 + below(4)) + (rows == 0));
     if (chance(15))
         text_add(t, "    microbatch = %d\n", 1 + below(3));
     text_add(t, "}\n");
