@@ -273,6 +273,17 @@ static double words(const Sums *s, int x, int y, int z, double T)
     return v / ((double)x * y * z);
 }
 
+/* Is it the width of keys and values with fewer heads than y, whose columns are copied? */
+static bool is_copied(const Plan *p, int64_t width, int y)
+{
+    for (int i = 0; i < p->nforward; i++) {
+        const Op *o = &p->ops.at[i];
+        if (o->kind == OP_ATTN && o->kv_heads < y && p->tensors.at[o->in[1]].width == width)
+            return true;
+    }
+    return false;
+}
+
 bool mesh_fits(const Plan *p, int data, int x, int y, int z)
 {
     int64_t T = p->is.batch / data * p->is.sequence;
@@ -285,7 +296,9 @@ bool mesh_fits(const Plan *p, int data, int x, int y, int z)
         if (o->kind != OP_LINEAR)
             continue;
         int64_t in = p->tensors.at[o->in[0]].width, out = p->tensors.at[o->out[0]].width;
-        if (in % z || in % y || (out != p->vocab && (out % y || out % z)))
+        if (in % z || in % y)
+            return false;
+        if (out != p->vocab && !is_copied(p, out, y) && (out % y || out % z))
             return false;
     }
     return true;

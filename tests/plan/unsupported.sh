@@ -1,5 +1,5 @@
-# What a later version lays out is checked now, and refused by run and plan with one clear line
-# and a hint that works.
+# What a later version lays out is checked now, and refused by run and verify with one clear
+# line and a hint that works.
 passed=0 failed=0
 file=tests/plan/_paste.tcube
 while IFS='|' read -r args hint; do
@@ -8,7 +8,7 @@ while IFS='|' read -r args hint; do
     if ! "$TERACUBE" check $file $args > "$WORK/check" 2>&1; then
         failed=$((failed + 1)); echo "FAIL $args: check refuses it"; head -3 "$WORK/check"; continue
     fi
-    for command in run plan; do
+    for command in run verify; do
         # shellcheck disable=SC2086
         "$TERACUBE" $command $file $args > "$WORK/out" 2>&1
         status=$?
