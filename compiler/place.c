@@ -387,6 +387,20 @@ static void check_width(Part *q, TensorId t)
     }
 }
 
+/* Copies of kv columns serve attention alone: a product would add each copy's part. */
+static void check_copied(Part *q, const Op *o)
+{
+    const Spot *s = &q->spot[o->in[0]];
+    for (int i = 0; i < s->cols.n; i++)
+        if (s->cols.seg[i].rep > 1) {
+            diag_error(o->loc, "heads-divide", "`%s` reads keys or values that have fewer kv heads "
+                       "than y = %d", q->p->tensors.at[o->in[0]].name, q->p->is.y);
+            diag_hint("use a y of at most the kv heads, or other linears for what is used outside "
+                      "attention");
+            return;
+        }
+}
+
 /* Operators that work on whole parts need them whole on a rank. */
 static void check_parts(Part *q, const Op *o)
 {
@@ -394,6 +408,14 @@ static void check_parts(Part *q, const Op *o)
     int parts = o->kind == OP_ROPE ? o->heads : o->parts;
     bool has = op_class[o->kind] == C_RED || o->kind == OP_SPLIT || o->kind == OP_CONCAT ||
                o->kind == OP_ROPE;
+    for (int j = 0; j < o->nin && op_class[o->kind] == C_ROW; j++) {
+        const Tensor *w = &p->tensors.at[o->in[j]];     // a vector that parts share
+        int64_t width = p->tensors.at[o->out[0]].width;
+        if (w->kind == T_VECTOR && w->width > 1 && w->width < width) {
+            parts = (int)(width / w->width);
+            has = true;
+        }
+    }
     if (!has || o->phase != PHASE_FORWARD)
         return;
     const Spot *s = &q->spot[o->kind == OP_CONCAT ? o->out[0] : o->in[0]];
@@ -484,8 +506,10 @@ void place_columns(Part *q)
         for (int j = 0; j < o->nout; j++)
             if (is_rows(p, o->out[j]) && !is_row_op(o))
                 check_width(q, o->out[j]);
-        if (o->kind == OP_LINEAR)
+        if (o->kind == OP_LINEAR) {
             check_width(q, o->in[0]);
+            check_copied(q, o);
+        }
     }
 }
 
