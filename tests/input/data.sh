@@ -1,7 +1,10 @@
 # Token files that are missing, too short, of the wrong kind, or hold a token that
 # the model does not know: status 1 and the file (with the offset of the token).
 . tests/input/_lib.sh
-with() { data=$1; shift; echo "--set train.data=$WORK/$data"; for s; do echo "--set train.$s"; done; }
+with() {        # FILE [KEY=VALUE]...
+    echo "--set train.data=$WORK/$1"; shift
+    for s; do echo "--set train.$s"; done
+}
 
 fails 1 'none.txt: error: could not read the data: No such file|[data-file]' \
                                         "$t" run "$M" $(with none.txt)
@@ -21,7 +24,7 @@ works                                   "$t" run "$M" $(with enough.txt)
 # A token that is not below 64: of a text, of 16 and 32 bits, behind a header, in the
 # second file; as the target alone (the last token of the row).
 printf '0123456789abcdefgh' > high.txt
-fails 1 'high.txt: error: token 97 at byte 10 (token 10 of the file) is not below 64|[token-range]' \
+fails 1 'high.txt: error: token 97 at byte 10 (token 10 of|is not below 64 [token-range]' \
                                         "$t" run "$M" $(with high.txt)
 printf '01234567z' > target.txt
 fails 1 'target.txt: error: token 122 at byte 8' "$t" run "$M" $(with target.txt)

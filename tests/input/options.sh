@@ -20,7 +20,7 @@ fails 2 '--steps takes a number up to 1099511627776'    "$t" run "$M" --steps 99
 fails 2 '--threads takes a number up to 4096'           "$t" run "$M" --threads 5000000000
 fails 2 'unknown pass `grahp`; did you mean `graph`?'   "$t" check "$M" -d grahp
 fails 2 'unknown pass `graph,mesh`'                     "$t" check "$M" --stop graph,mesh
-fails 2 '--explain knows partition, not `slice`'        "$t" plan "$M" --explain slice
+fails 2 '--explain knows slice, schedule and partition, not `slices`'  "$t" plan "$M" --explain slices
 fails 2 'build needs --target cpu'                      "$t" build "$M" -o x
 fails 2 'this version has no CUDA target'               "$t" build "$M" -o x --target cuda
 fails 2 'build needs -o EXE'                            "$t" build "$M" --target cpu
@@ -30,7 +30,8 @@ fails 2 'no key `bach`|did you mean `batch`?'          "$t" check "$M" --set tra
 fails 2 'KEY=VALUE'                                     "$t" check "$M" --set nonsense
 fails 2 'error'                                         "$t" check "$M" --set 'plan.cube=[1,2'
 fails 2 'error'                                         "$t" check "$M" --set train.batch=0
-fails 2 'error'                                         "$t" check "$M" --set "$(printf 'train.data=a\001b')"
+bell=$(printf 'train.data=a\001b')
+fails 2 'error'                                         "$t" check "$M" --set "$bell"
 works                                                   "$t" check -- "$M"
 works                                                   "$t" check "$M" --set=train.batch=8
 fails 1 'could not open'                                "$t" check --  -q

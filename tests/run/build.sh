@@ -37,8 +37,9 @@ works ./exe --set train.weights=run.w --set train.log=l --steps 1
 is 'train.log' "$(wc -l < l)" = 2
 
 refused='is fixed when built; rebuild with `teracube build'
-for set in train.batch=4 train.sequence=4 train.precision=fp64 train.objective=next plan.cube=[1,1,1] \
-    model.layers=3 train.no_decay=x device.memory=1 cluster.nodes=2 train.nonsense=1; do
+for set in train.batch=4 train.sequence=4 train.precision=fp64 train.objective=next \
+    plan.cube=[1,1,1] model.layers=3 train.no_decay=x device.memory=1 cluster.nodes=2 \
+    train.nonsense=1; do
     fails 2 "exe: error: --set $set|$refused" ./exe --set "$set"
 done
 fails 2 'the kind of optimizer is fixed when built' ./exe --set 'train.optimizer=sgd(lr=1)'

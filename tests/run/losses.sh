@@ -1,7 +1,11 @@
 # What a run prints and logs: equal losses on every layout, the same bits twice, the
 # schedules, the data's formats and order, and lines that are JSON.
 . tests/run/_lib.sh
-run() { log=$1; shift; works "$t" run "$M" $D -q --log "$log" "$@"; figures "$log" loss > "$log.loss"; }
+run() {         # LOG OPTION...: the losses go to LOG.loss
+    log=$1; shift
+    works "$t" run "$M" $D -q --log "$log" "$@"
+    figures "$log" loss > "$log.loss"
+}
 F='--set train.precision=fp64'
 
 # The loss falls, and is the same on every layout and in the reference.
@@ -9,8 +13,8 @@ run one $F
 is 'a line for each step' "$(wc -l < one.loss)" = 20
 is 'the loss falls' "$(head -n 1 one.loss | cut -c1-4)" '>' "$(tail -n 1 one.loss | cut -c1-4)"
 figures one grad_norm > one.norm
-for on in 'plan.cube=[2,2,2]' 'plan.cube=[1,2,3]' 'plan.data=3' 'plan.cube=[1,2,1] --set plan.data=2' \
-    'plan.keep=none --set plan.cube=[2,1,2]'; do
+for on in 'plan.cube=[2,2,2]' 'plan.cube=[1,2,3]' 'plan.data=3' \
+    'plan.cube=[1,2,1] --set plan.data=2' 'plan.keep=none --set plan.cube=[2,1,2]'; do
     run many $F --set $on
     near "losses, $on" 1e-10 many.loss one.loss
     figures many grad_norm > many.norm; near "norms, $on" 1e-10 many.norm one.norm
@@ -31,14 +35,17 @@ for cube in 1,1,1 2,2,2; do
     same "two files on $cube" a.w b.w
 done
 works "$t" run "$M" $D --steps 2
-is 'step lines' "$(grep -cE '^step [12]  loss +[0-9.]+  grad_norm +[0-9.e+-]+  lr 1.0e-02 .* s$' out)" = 2
+step='^step [12]  loss +[0-9.]+  grad_norm +[0-9.e+-]+  lr 1.0e-02 .* s$'
+is 'step lines' "$(grep -cE "$step" out)" = 2
 is 'no more lines' "$(wc -l < out)" = 3
 
 # Every line of a log is JSON with these keys.
 n='-?[0-9]+(\.[0-9]+)?(e[+-][0-9]+)?'
-line="\{\"step\": [0-9]+, \"loss\": $n, \"grad_norm\": $n, \"lr\": $n, \"tokens_per_s\": $n, \"step_s\": $n\}"
+line="\{\"step\": [0-9]+, \"loss\": $n, \"grad_norm\": $n, \"lr\": $n, \"tokens_per_s\": $n"
+line="$line, \"step_s\": $n\}"
 is 'step lines of the log' "$(grep -cxE "$line" one)" = 20
-is 'the first record' "$(head -n 1 one | grep -cE '^\{"run": \{"model": "m", "plan": ".*"tokens_per_step": 96, .*\}\}$')" = 1
+first='^\{"run": \{"model": "m", "plan": ".*"tokens_per_step": 96, .*\}\}$'
+is 'the first record' "$(head -n 1 one | grep -cE "$first")" = 1
 is 'nothing else' "$(wc -l < one)" = 21
 if command -v python3 > /dev/null; then
     is 'JSON, as Python reads it' "$(python3 -c 'import json, sys
@@ -70,16 +77,20 @@ lr wsd 'wsd(warmup=4,decay=5,min=1e-3)' \
 tokens='7 3 60 12 5 9 33 48 1 0 2 63 17 8 8 21 40 41 42 43 44 50 51 52 53 6 5 4 3 2 1 9 11'
 le 1 $tokens > t.dat; le 2 $tokens > t.u16; le 4 $tokens > t.u32
 { le 4 20240520 1 33; head -c 1012 /dev/zero; le 2 $tokens; } > t.bin
-mkdir parts; head -c 5 t.dat > parts/a.dat; : > parts/b.dat; tail -c +6 t.dat | head -c 14 > parts/c.dat
-tail -c +20 t.dat > parts/d.dat
+mkdir parts; head -c 5 t.dat > parts/a.dat; : > parts/b.dat
+tail -c +6 t.dat | head -c 14 > parts/c.dat; tail -c +20 t.dat > parts/d.dat
 data() { log=$1; shift; run "$log" --set train.batch=2 --steps 6 "$@"; }
 data bytes --set train.data="$WORK/t.dat"
 for f in u16 u32; do
-    data got --set train.data="$WORK/t.$f" --set train.format=$f; same "format $f" bytes.loss got.loss
+    data got --set train.data="$WORK/t.$f" --set train.format=$f
+    same "format $f" bytes.loss got.loss
 done
-data got --set train.data="$WORK/t.bin";                  same 'format llmc, found' bytes.loss got.loss
-data got --set train.data="$WORK/t.bin" --set train.format=llmc; same llmc bytes.loss got.loss
-data got --set train.data="$WORK/parts/*.dat";            same 'files joined' bytes.loss got.loss
+data got --set train.data="$WORK/t.bin"
+same 'format llmc, found' bytes.loss got.loss
+data got --set train.data="$WORK/t.bin" --set train.format=llmc
+same 'format llmc' bytes.loss got.loss
+data got --set train.data="$WORK/parts/*.dat"
+same 'files joined' bytes.loss got.loss
 data got --set train.data="$WORK/parts/*.dat" --set plan.data=2 --set 'plan.cube=[1,2,1]'
 near 'files joined, two replicas' 1e-4 got.loss bytes.loss
 
@@ -98,8 +109,11 @@ awk 'NR <= 4 { l[NR - 1] = $1 } END { for (s = 0; s < 9; s++)
 near 'sequences in order' 1e-12 seq.loss want
 # Shuffled: every epoch has each sequence once; epochs differ; layouts do not.
 log=shuffled; plain $F --set train.data="$WORK/t.dat" --set train.batch=1 --set train.order=shuffle
-for e in 1 5; do tail -n +$e shuffled.loss | head -n 4 | sort > epoch; head -n 4 each.loss | sort > all
-    same "the epoch from step $e" epoch all; done
+head -n 4 each.loss | sort > all
+for e in 1 5; do
+    tail -n +$e shuffled.loss | head -n 4 | sort > epoch
+    same "the epoch from step $e" epoch all
+done
 log=grid; plain $F --set train.data="$WORK/t.dat" --set train.batch=4 --set train.order=shuffle
 log=grid2; plain $F --set train.data="$WORK/t.dat" --set train.batch=4 --set train.order=shuffle \
     --set 'plan.cube=[2,2,1]' --set plan.data=2

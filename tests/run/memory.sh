@@ -82,12 +82,15 @@ resident() { # TITLE COMMAND...: against devices * block_bytes of the log
     title=$1; shift
     works ./peak "$@" --log l
     [ $got = 0 ] || return
-    blocks=$(($(sed -n '1s/.*"devices": \([0-9]*\).*/\1/p' l) * $(sed -n '1s/.*"block_bytes": \([0-9]*\).*/\1/p' l)))
-    is "$title: peak $(cat peak.bytes), blocks $blocks" "$(cat peak.bytes)" -le $((blocks + 200000000))
+    ranks=$(sed -n '1s/.*"devices": \([0-9]*\).*/\1/p' l)
+    block=$(sed -n '1s/.*"block_bytes": \([0-9]*\).*/\1/p' l) peak=$(cat peak.bytes)
+    is "$title: peak $peak, $ranks blocks of $block" "$peak" -le $((ranks * block + 200000000))
 }
 for cube in 1,1,1 2,2,2; do
-    resident "tiny on $cube" "$t" run "$top/examples/tiny.tcube" --steps 2 -q --set "plan.cube=[$cube]"
-    resident "char on $cube" "$t" run "$top/examples/char.tcube" --steps 1 -q --set "plan.cube=[$cube]"
+    for model in tiny char; do
+        resident "$model on $cube" "$t" run "$top/examples/$model.tcube" --steps 2 -q \
+            --set "plan.cube=[$cube]"
+    done
 done
 if [ -n "$ALL" ]; then
     resident 'gpt2' "$t" run "$top/examples/gpt2.tcube" --steps 1 -q --set train.batch=4 \
@@ -107,7 +110,9 @@ steady() {
 }
 steady 'run on one rank'  "$t" run "$M" $D --threads 2
 steady 'run, two replicas' "$t" run "$M" $D --set plan.data=2 --set plan.cube=[1,2,1]
-steady 'run on a cube'    "$t" run "$M" $D --set plan.cube=[2,2,2] --set train.order=shuffle --save w
-steady 'exchange'         "$t" run "$M" $D --set plan.cube=[1,2,1] --set plan.attention=exchange --trace tr
+steady 'run on a cube'    "$t" run "$M" $D --set plan.cube=[2,2,2] --save w \
+    --set train.order=shuffle
+steady 'exchange'         "$t" run "$M" $D --set plan.cube=[1,2,1] --trace tr \
+    --set plan.attention=exchange
 steady 'executable'       ./exe
 summary

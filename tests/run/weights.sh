@@ -25,7 +25,8 @@ model v {
     x = embed(tokens, 3, 2, name="e")
     loss = cross_entropy(linear(x, 3, name="h"), targets)
 }
-train { data = "abc.txt"; batch = 1; sequence = 2; steps = 1; precision = fp64; optimizer = sgd(lr=0) }
+train { data = "abc.txt"; batch = 1; sequence = 2; steps = 1; precision = fp64
+        optimizer = sgd(lr=0) }
 X
 printf '\000\001\002' > abc.txt
 one=1065353216 two=1073741824 three=1077936128 half=1056964608 minus=3212836864
