@@ -14,7 +14,7 @@
  *   ring       steps * alpha + bytes received / rate of the group
  *
  * A pass takes the sum of its terms, or the time to start its kernels where that is
- * longer: the host runs ahead of the device. Rings: all-gather and reduce-scatter
+ * longer: the host runs ahead of the device (what starts a collective is in its alpha). Rings: all-gather and reduce-scatter
  * take p-1 steps and (p-1)/p of the whole; an all-reduce is both. Groups inside a
  * node have its link; one that crosses nodes has its node's ports, shared with the
  * groups of the node's other devices.
@@ -269,11 +269,11 @@ static double attention_s(const Cost *c, const Term *t, double b, double l, doub
 }
 
 /* Terms of a pass; context >= 0: only what attention adds over an empty context. */
-static Pass terms_pass(const Cost *c, int class, double b, double l, double context)
+static PassCost terms_pass(const Cost *c, int class, double b, double l, double context)
 {
     const TurnClass *t = &c->classes.at[class];
     const Prices *w = &c->prices;
-    Pass out = { 0 };
+    PassCost out = { 0 };
     double N = b * l, hidden[2] = { 0 }, again = 0;
     for (int i = 0; i < (context > 0 ? t->nattention : t->terms.n); i++) {
         const Term *u = &t->terms.at[i];
@@ -319,14 +319,14 @@ static Pass terms_pass(const Cost *c, int class, double b, double l, double cont
     return out;
 }
 
-Pass cost_pass(const Cost *c, int class, double b, double l)
+PassCost cost_pass(const Cost *c, int class, double b, double l)
 {
     return terms_pass(c, class, b, l, 0);
 }
 
-Pass cost_context(const Cost *c, int class, double b, double l, double context)
+PassCost cost_context(const Cost *c, int class, double b, double l, double context)
 {
-    return context > 0 ? terms_pass(c, class, b, l, context) : (Pass){ 0 };
+    return context > 0 ? terms_pass(c, class, b, l, context) : (PassCost){ 0 };
 }
 
 /* ---- from operators to terms ---------------------------------------------------------- */
@@ -432,7 +432,6 @@ static void collective(Build *b, const Op *o, Axes axes, double columns, double 
     t->token_bytes = columns * b->real * part / b->p->is.x;
     t->bytes = bytes * part;
     t->hidden = hidden;
-    b->t->kernels[t->backward]++;
 }
 
 static void product(Build *b, const Op *o, bool sums, double m, double n, double k, double more)
@@ -580,7 +579,6 @@ static void run_end(Build *b, Run *r)
         c->group = g;
         c->steps = 2 * (g.size - 1);
         c->token_bytes = 2.0 * r->reduced * b->c->gradient * (g.size - 1) / b->xyz;
-        b->t->kernels[r->first->phase != PHASE_FORWARD]++;
     }
     *r = (Run){ 0 };
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "options.h"
+#include "predict.h"
 #include "rt.h"
 
 /* ---- passes ------------------------------------------------------------------ */
@@ -42,6 +43,13 @@ static bool asked(const char *list, const char *word)   // is `word` in "a,b,c" 
     return false;
 }
 
+/* What partition refuses is priced without it, but for another algorithm. */
+static bool needs_paper(const Plan *p)
+{
+    const Word w = p->config->plan.partition;
+    return p->is.refused && !(w.v && strcmp(w.v, "summa") == 0);
+}
+
 bool compile_to(Compile *c, const char *last)
 {
     Plan *p = c->plan = plan_new(c->config);
@@ -61,6 +69,9 @@ bool compile_to(Compile *c, const char *last)
         if (passes[i].verified && verify_plan(p, passes[i].name, stderr))
             bug("the plan does not hold together after %s", passes[i].name);
         if (strcmp(passes[i].name, last) == 0)
+            return true;
+        if (strcmp(passes[i].name, "autodiff") == 0 &&
+            (c->on_paper || (strcmp(c->o->command, "plan") == 0 && needs_paper(p))))
             return true;
         if (c->o->stop && strcmp(passes[i].name, c->o->stop) == 0)
             exit(EXIT_FINE);
@@ -84,14 +95,53 @@ int command_check(Compile *c)
     return EXIT_FINE;
 }
 
+/* Pipelines and what belongs to them are planned, not lowered; see pipeline.c. */
+static bool is_asked(const Compile *c, const char *word)
+{
+    return c->o->explain && strcmp(c->o->explain, word) == 0;
+}
+
+static int plan_on_paper(Compile *c)
+{
+    Pipeline *q = pipeline_plan(c->plan, c->o->turns_only, c->o->blocking, true);
+    if (q == NULL)
+        return EXIT_INPUT;
+    c->plan->pipeline = q;
+    if (c->o->trace && !simulate_trace(&q->sim, &q->schedule, c->o->trace))
+        die(EXIT_WORLD, "could not write %s", c->o->trace);
+    if (c->o->json)
+        print_json(c->plan, c->o->schedule, stdout);
+    else if (is_asked(c, "slice"))
+        print_slices(q, stdout);
+    else if (is_asked(c, "schedule"))
+        print_schedule(q, stdout);
+    else
+        print_pipeline(q, stdout);
+    return EXIT_FINE;
+}
+
+int command_simulate(Compile *c)
+{
+    if (!compile_to(c, "autodiff"))
+        return EXIT_INPUT;
+    if (c->plan->is.refused && !needs_paper(c->plan)) {
+        partition_choose(c->plan);      // says what it refuses
+        return EXIT_INPUT;
+    }
+    return plan_on_paper(c);
+}
+
 int command_plan(Compile *c)
 {
+    c->on_paper = is_asked(c, "slice") || is_asked(c, "schedule") || c->o->turns_only;
     if (!compile_to(c, "memory"))
         return EXIT_INPUT;
+    if (c->on_paper || needs_paper(c->plan))
+        return plan_on_paper(c);
     if (c->o->explain && strcmp(c->o->explain, "partition") == 0)
         print_insts(c->plan, stdout);
     else if (c->o->json)
-        print_json(c->plan, stdout);
+        print_json(c->plan, c->o->schedule, stdout);
     else
         print_page(c->plan, stdout);
     return EXIT_FINE;
@@ -101,6 +151,7 @@ typedef struct { const char *name; int (*run)(Compile *c); const char *what; } C
 static const Command commands[] = {
     { "check",  command_check,  "errors and warnings only" },
     { "plan",   command_plan,   "the resolved plan: layouts, collectives, memory (--json)" },
+    { "simulate", command_simulate, "predicted times of a step, with stages and slices (--trace F)" },
     { "verify", command_verify, "static checks, then a step against the reference" },
     { "run",    command_run,    "train here (--steps --load --save --log --threads --reference)" },
     { "build",  command_build,  "an executable (--target cpu -o EXE)" },
@@ -163,7 +214,10 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
 {
     const char *steps = NULL, *threads = NULL, *seed = NULL, *set = NULL;
     const Option list[] = {
-        { "--json", &o->json, NULL, "plan" },   { "--schedule", &o->schedule, NULL, "plan" },
+        { "--json", &o->json, NULL, "plan,simulate" },
+        { "--schedule", &o->schedule, NULL, "plan,simulate" },
+        { "--turns-only", &o->turns_only, NULL, "plan,simulate" },
+        { "--blocking", &o->blocking, NULL, "plan,simulate" },
         { "-q", &o->quiet, NULL, NULL },        { "-v", &o->verbose, NULL, NULL },
         { "--time", &o->time, NULL, NULL },     { "--reference", &o->reference, NULL, "run" },
         { "--help", &o->help, NULL, NULL },     { "-h", &o->help, NULL, NULL },
@@ -171,14 +225,14 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
         { "--full", &o->is_full, NULL, "verify" },
         { "--static", &o->is_static, NULL, "verify" },
         { "-d", NULL, &o->dump, NULL },         { "--stop", NULL, &o->stop, NULL },
-        { "--explain", NULL, &o->explain, "plan" },
+        { "--explain", NULL, &o->explain, "plan,simulate" },
         { "--target", NULL, &o->target, "build" },
         { "-o", NULL, &o->output, "build" },
         { "--load", NULL, &o->load, "run" },    { "--save", NULL, &o->save, "run" },
-        { "--log", NULL, &o->log, "run" },      { "--trace", NULL, &o->trace, "run" },
+        { "--log", NULL, &o->log, "run" },      { "--trace", NULL, &o->trace, "run,simulate" },
         { "--plan", NULL, &o->in.plan, NULL },  { "--cluster", NULL, &o->in.cluster, NULL },
         { "--steps", NULL, &steps, "run,verify" },
-        { "--threads", NULL, &threads, "plan,verify,run,build" },
+        { "--threads", NULL, &threads, "plan,simulate,verify,run,build" },
         { "--seed", NULL, &seed, NULL },        { "--set", NULL, &set, NULL },
     };
     enum { N = sizeof list / sizeof *list };
@@ -251,7 +305,7 @@ static const Command *find_command(const Options *o)
         if (strcmp(o->command, commands[i].name) == 0)
             return &commands[i];
     }
-    static const char *const later[] = { "tune", "simulate", "emit", "profile" };
+    static const char *const later[] = { "tune", "emit", "profile" };
     for (size_t i = 0; i < sizeof later / sizeof *later; i++)
         if (strcmp(o->command, later[i]) == 0)
             die(EXIT_USAGE, "this version has no command `%s`", o->command);
@@ -283,8 +337,14 @@ static void check_words(const Options *o)
     names[n++] = "all";
     for (const char *p = o->dump; p && *p; p += strcspn(p, ","), p += *p == ',')
         check_word(str_of(p, strcspn(p, ",")), names, n);
-    if (o->explain && strcmp(o->explain, "partition") != 0)
-        die(EXIT_USAGE, "--explain knows partition, not `%s`", o->explain);
+    static const char *const explained[] = { "slice", "schedule", "partition" };
+    const int nexplained = strcmp(o->command, "simulate") == 0 ? 2 : 3;
+    bool explains = o->explain == NULL;
+    for (int i = 0; i < nexplained; i++)
+        explains |= o->explain && strcmp(o->explain, explained[i]) == 0;
+    if (!explains)
+        die(EXIT_USAGE, "--explain knows slice%s, not `%s`", nexplained == 3
+            ? ", schedule and partition" : " and schedule", o->explain);
     if (o->is_small && o->is_full)
         die(EXIT_USAGE, "--small and --full exclude each other");
 }

@@ -10,6 +10,7 @@ typedef struct {
     const char *command;
     Inputs in;                      // files, --set, --plan, --cluster
     bool json, schedule, quiet, verbose, time, reference, help;
+    bool turns_only, blocking;       // plan, simulate: see predict.h
     bool is_small, is_full, is_static;      // verify
     const char *dump, *stop, *explain, *target, *output;
     const char *load, *save, *log, *trace;
@@ -17,7 +18,9 @@ typedef struct {
     int threads;                    // 0: share the cores
 } Options;
 
-typedef struct { const Options *o; const Config *config; Plan *plan; double start; } Compile;
+typedef struct { const Options *o; const Config *config; Plan *plan; double start;
+    bool on_paper;                  // plan: stop before layouts
+} Compile;
 
 /* Runs the passes up to `last` (a name of main.c's table). false: errors were
  * reported. */
@@ -26,6 +29,7 @@ bool compile_to(Compile *c, const char *last);
 /* The commands; each returns the exit status. */
 int command_check(Compile *c);
 int command_plan(Compile *c);
+int command_simulate(Compile *c);
 int command_verify(Compile *c);     // verify_run.c
 int command_run(Compile *c);        // run.c
 int command_build(Compile *c);      // run.c

@@ -345,6 +345,8 @@ typedef struct Plan {
     /* memory */
     VEC(Buffer) buffers;
     int64_t block_bytes;            // the peak, exactly
+    /* on paper */
+    struct Pipeline *pipeline;      // pipeline.c: predicted, or NULL
 } Plan;
 
 /* ---- plan.c: small helpers ------------------------------------------------ */
@@ -395,6 +397,6 @@ int  verify_plan(const Plan *p, const char *after, FILE *f);
 void print_graph(const Plan *p, FILE *f);
 void print_insts(const Plan *p, FILE *f);
 void print_page(const Plan *p, FILE *f);
-void print_json(const Plan *p, FILE *f);
+void print_json(const Plan *p, bool schedule, FILE *f);
 
 #endif

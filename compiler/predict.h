@@ -36,7 +36,7 @@ typedef struct { int size; bool crosses; double rate, alpha; } Group;
 
 /* Wall seconds of one rank; x, y, z: collectives that nothing hides. */
 typedef struct { double compute, recompute, x, y, z; } Seconds;
-typedef struct { Seconds forward, backward; } Pass;
+typedef struct { Seconds forward, backward; } PassCost;
 
 typedef enum { TERM_PRODUCT, TERM_BYTES, TERM_ATTENTION, TERM_COLLECTIVE } TermKind;
 typedef struct {
@@ -92,8 +92,8 @@ double  cost_ring(const Group *g, double steps, double bytes);
 /* (query, key) pairs of l queries after c tokens, b sequences. */
 double  cost_pairs(const Term *t, double b, double l, double c, double L);
 /* One pass of b sequences, l tokens each after c, over a class; what depends on c alone. */
-Pass    cost_pass(const Cost *c, int class, double b, double l);
-Pass    cost_context(const Cost *c, int class, double b, double l, double context);
+PassCost    cost_pass(const Cost *c, int class, double b, double l);
+PassCost    cost_context(const Cost *c, int class, double b, double l, double context);
 /* Received by each rank of stage r from its neighbour: seconds for `bytes` of it. */
 double  cost_transfer(const Cost *c, int r, bool forward, double bytes);
 double  cost_sync(const Cost *c, double parameters);        // gradients over data
@@ -226,7 +226,7 @@ typedef struct Pipeline {
     Stretch *section;              // P*v, in the order of the model
     Feed feed;                      // the chosen one
     struct { Feed *at; int n, cap; } feeds;     // all that were simulated, best first
-    struct { double cap_lo, cap_hi, bound; int64_t caps, tried, steps; double seconds; } search;
+    struct { double cap_lo, cap_hi, bound; int64_t tried, steps; double seconds; } search;
     Schedule schedule; Timing timing; Simulation sim;
     StageMemory *memory;            // per stage
     double tokens, model_flop, executed_flop;   // of a step
@@ -237,7 +237,7 @@ typedef struct Pipeline {
  * slices), builds the schedule and simulates it. NULL: errors were reported. */
 Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool keep_spans);
 /* Seconds of a pass of section i over b sequences of l tokens after c. */
-Pass pipeline_pass(const Pipeline *q, int section, double b, double l, double c);
+PassCost pipeline_pass(const Pipeline *q, int section, double b, double l, double c);
 void print_pipeline(const Pipeline *q, FILE *f);            // print_pipeline.c
 void print_slices(const Pipeline *q, FILE *f);              // --explain slice
 void print_schedule(const Pipeline *q, FILE *f);            // --explain schedule

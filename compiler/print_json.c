@@ -4,6 +4,7 @@
  *
  * Bytes and counts are of one rank; collectives give bytes received per call.
  */
+#include "predict.h"
 #include "print.h"
 
 /* ---- writing JSON: commas and quotes are seen to here ---------------------------- */
@@ -217,9 +218,13 @@ static void json_layout(Json *j, const Plan *p)
     integer(j, NULL, is->y);
     integer(j, NULL, is->z);
     end(j, ']');
-    integer(j, "microbatch", is->microbatch);
+    const Pipeline *q = p->pipeline;
+    integer(j, "microbatch", q ? q->feed.b : is->microbatch);
     begin(j, "slices", '[');
-    if (s->slices_kind == SLICES_LIST && s->slices.n > 0)
+    if (q)
+        for (int i = 0; i < q->feed.k; i++)
+            integer(j, NULL, q->feed.slice[i]);
+    else if (s->slices_kind == SLICES_LIST && s->slices.n > 0)
         for (int i = 0; i < s->slices.n; i++)
             integer(j, NULL, s->slices.at[i]);
     else
@@ -229,7 +234,10 @@ static void json_layout(Json *j, const Plan *p)
     text(j, "recompute", s->recompute.v ? s->recompute.v : "none");
     integer(j, "zero", is->zero);
     begin(j, "turns", '[');
-    if (s->turns.n)
+    if (q)
+        for (int i = 0; i < q->P * q->v; i++)
+            integer(j, NULL, q->section[i].turns);
+    else if (s->turns.n)
         for (int i = 0; i < s->turns.n; i++)
             integer(j, NULL, s->turns.at[i]);
     else
@@ -243,20 +251,76 @@ static void json_layout(Json *j, const Plan *p)
     end(j, '}');
 }
 
-static void json_predicted(Json *j)
+static void json_predicted(Json *j, const Plan *p)
 {
     static const char *const figure[] = { "step_s", "tokens_per_s", "flops_per_device_per_s",
-                                          "mfu", "hfu", "error" };
-    static const char *const part[] = { "compute", "recompute", "x", "y", "z", "pipeline",
-                                        "bubble", "data", "optimizer" };
+                                          "mfu", "hfu" };
+    const Pipeline *q = p->pipeline;
     begin(j, "predicted", '{');
-    for (int i = 0; i < 6; i++)
-        null(j, figure[i]);
+    if (q) {
+        const double v[] = { q->sim.step_s, q->tokens / q->sim.step_s,
+                             q->model_flop / q->sim.step_s / plan_ranks(p), q->mfu, q->hfu };
+        for (int i = 0; i < 5; i++)
+            real(j, figure[i], v[i]);
+        real(j, "formula_s", q->feed.formula_s);
+        real(j, "bubble", q->sim.bubble);
+        integer(j, "last_stage", q->sim.last);
+    } else
+        for (int i = 0; i < 5; i++)
+            null(j, figure[i]);
+    null(j, "error");
     begin(j, "breakdown_s", '{');
-    for (int i = 0; i < 9; i++)
-        null(j, part[i]);
+    for (int i = 0; i < PARTS; i++)
+        if (q)
+            real(j, part_word[i], q->sim.part[i]);
+        else
+            null(j, part_word[i]);
     end(j, '}');
     end(j, '}');
+}
+
+/* Stages of a plan on paper. */
+static void json_stages(Json *j, const Pipeline *q)
+{
+    for (int r = 0; r < q->P; r++) {
+        const StageMemory *m = &q->memory[r];
+        begin(j, NULL, '{');
+        integer(j, "stage", r);
+        integer(j, "parameters", (int64_t)m->parameters);
+        integer(j, "gradients", (int64_t)m->gradients);
+        integer(j, "optimizer", (int64_t)m->optimizer);
+        integer(j, "activations", (int64_t)m->activations);
+        integer(j, "keys_values", (int64_t)m->keys_values);
+        integer(j, "gathered", 0);
+        integer(j, "logits", (int64_t)m->logits);
+        integer(j, "workspace", (int64_t)m->workspace);
+        integer(j, "library", 0);
+        integer(j, "peak", (int64_t)m->peak);
+        integer(j, "free", q->plan->is.room_bytes - (int64_t)m->peak);
+        end(j, '}');
+    }
+}
+
+static void json_schedule(Json *j, const Pipeline *q)
+{
+    begin(j, "schedule", '[');
+    for (int r = 0; r < q->P; r++) {
+        begin(j, NULL, '{');
+        integer(j, "stage", r);
+        begin(j, "steps", '[');
+        for (int i = 0; i < q->schedule.stage[r].n; i++) {
+            const Step *u = &q->schedule.stage[r].at[i];
+            begin(j, NULL, '{');
+            text(j, "kind", step_word[u->kind]);
+            integer(j, "microbatch", u->microbatch);
+            integer(j, "slice", u->slice);
+            integer(j, "chunk", u->chunk);
+            end(j, '}');
+        }
+        end(j, ']');
+        end(j, '}');
+    }
+    end(j, ']');
 }
 
 static void json_memory(Json *j, const Plan *p)
@@ -266,6 +330,12 @@ static void json_memory(Json *j, const Plan *p)
     begin(j, "memory", '{');
     integer(j, "device_bytes", room);
     begin(j, "stages", '[');
+    if (p->pipeline) {
+        json_stages(j, p->pipeline);
+        end(j, ']');
+        end(j, '}');
+        return;
+    }
     begin(j, NULL, '{');
     integer(j, "stage", 0);
     integer(j, "parameters", peak.bytes[BUF_PARAMS]);
@@ -466,18 +536,20 @@ static void json_collectives(Json *j, const Plan *p)
     end(j, ']');
 }
 
-void print_json(const Plan *p, FILE *f)
+void print_json(const Plan *p, bool schedule, FILE *f)
 {
     Json json = { f, true, 1 }, *j = &json;
     fputc('{', f);
     json_head(j, p);
     json_mesh(j, p);
     json_layout(j, p);
-    json_predicted(j);
+    json_predicted(j, p);
     json_memory(j, p);
     json_operators(j, p);
     json_tensors(j, p);
     json_collectives(j, p);
+    if (schedule && p->pipeline)
+        json_schedule(j, p->pipeline);
     end(j, '}');
     fputc('\n', f);
 }

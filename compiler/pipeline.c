@@ -1,0 +1,617 @@
+/*
+ * pipeline.c - a plan with stages and slices, on paper: chooses what was left open,
+ * builds the step tables and simulates them.
+ *
+ *   turns       cut by seconds of a pass over the whole sequence      stages.c
+ *   microbatch  every divisor of the replica's batch, by              slice.c
+ *   slices      the programme's best few of different b and k
+ *   the winner  the one with the least simulated step                 simulate.c
+ *
+ * Memory of a stage: parameters, gradients and moments of its turns; activations of
+ * the units in flight; K, V and their gradients of the microbatches begun; one
+ * logits chunk on the last stage. Estimates: the real block is made by memory.c.
+ */
+#include "predict.h"
+#include "slice.h"
+
+static bool is_word(Word w, const char *text) { return w.v && strcmp(w.v, text) == 0; }
+
+/* ---- sections -------------------------------------------------------------------- */
+
+static void add_class(const Cost *c, Stretch *s, int class)
+{
+    if (class == NONE)
+        return;
+    const TurnClass *t = &c->classes.at[class];
+    s->saved += t->saved_bytes;
+    s->kv += t->kv_bytes;
+    s->dkv += t->dkv_bytes;
+    s->parameters += t->parameters;
+    s->kernels[0] += t->kernels[0];
+    s->kernels[1] += t->kernels[1];
+    for (int i = 0; i < s->nclasses; i++)
+        if (s->class[i] == class) {
+            s->count[i]++;
+            return;
+        }
+    s->class[s->nclasses] = class;
+    s->count[s->nclasses++] = 1;
+}
+
+static Seconds sum_seconds(Seconds a, Seconds b, double times)
+{
+    return (Seconds){ a.compute + b.compute * times, a.recompute + b.recompute * times,
+                      a.x + b.x * times, a.y + b.y * times, a.z + b.z * times };
+}
+
+static double total(const Seconds *s)
+{
+    return s->compute + s->recompute + s->x + s->y + s->z;
+}
+
+static PassCost classes_pass(const Cost *c, const Stretch *s, double b, double l, double context,
+                         PassCost (*price)(const Cost *, int, double, double, double))
+{
+    PassCost out = { 0 };
+    for (int i = 0; i < s->nclasses; i++) {
+        PassCost one = price(c, s->class[i], b, l, context);
+        out.forward = sum_seconds(out.forward, one.forward, s->count[i]);
+        out.backward = sum_seconds(out.backward, one.backward, s->count[i]);
+    }
+    return out;
+}
+
+static PassCost base_price(const Cost *c, int class, double b, double l, double context)
+{
+    (void)context;
+    return cost_pass(c, class, b, l);
+}
+
+/* The host starts kernels ahead of the device: a pass takes at least that long. */
+static PassCost at_least_launches(const Cost *c, const Stretch *s, PassCost a)
+{
+    double f = s->kernels[0] * c->prices.launch - total(&a.forward);
+    double launched = s->kernels[1] + (a.backward.recompute > 0 ? s->kernels[0] : 0);
+    double b = launched * c->prices.launch - total(&a.backward);
+    a.forward.compute += f > 0 ? f : 0;
+    a.backward.compute += b > 0 ? b : 0;
+    return a;
+}
+
+static PassCost pass_on(const Cost *c, const Stretch *s, PassCost base, double b, double l, double context)
+{
+    PassCost more = classes_pass(c, s, b, l, context, cost_context);
+    base.forward = sum_seconds(base.forward, more.forward, 1);
+    base.backward = sum_seconds(base.backward, more.backward, 1);
+    return at_least_launches(c, s, base);
+}
+
+PassCost pipeline_pass(const Pipeline *q, int section, double b, double l, double c)
+{
+    const Stretch *s = &q->section[section];
+    return pass_on(q->cost, s, classes_pass(q->cost, s, b, l, 0, base_price), b, l, c);
+}
+
+static double class_seconds(const Cost *c, int class, double b, double l)
+{
+    if (class == NONE)
+        return 0;
+    Stretch s = { .class = (int[1]){ 0 }, .count = (int[1]){ 0 } };
+    add_class(c, &s, class);
+    PassCost a = at_least_launches(c, &s, cost_pass(c, class, b, l));
+    return total(&a.forward) + total(&a.backward);
+}
+
+static void cut_stages(Pipeline *q)
+{
+    Plan *p = q->plan;
+    const PlanSpec *s = &p->config->plan;
+    const Cost *c = q->cost;
+    int n = q->P * q->v, *turns = NEWN(int, n);
+    double b = s->microbatch.set ? s->microbatch.v : 1, L = (double)p->is.sequence;
+    if (n == 1)
+        turns[0] = c->nturns;
+    else if (s->turns.n == n)
+        for (int i = 0; i < n; i++)
+            turns[i] = (int)s->turns.at[i];
+    else {
+        double *weight = NEWN(double, c->nturns);
+        for (int i = 0; i < c->nturns; i++)
+            weight[i] = i && c->class_of[i] == c->class_of[i - 1]
+                      ? weight[i - 1] : class_seconds(c, c->class_of[i], b, L);
+        stages_cut(c->nturns, weight, class_seconds(c, c->head, b, L),
+                   class_seconds(c, c->tail, b, L), n, turns);
+    }
+    q->section = NEWN(Stretch, n);
+    for (int i = 0, first = 0; i < n; first += turns[i++]) {
+        Stretch *t = &q->section[i];
+        t->first = first;
+        t->turns = turns[i];
+        t->class = NEWN(int, c->classes.n);
+        t->count = NEWN(int, c->classes.n);
+        if (i == 0)
+            add_class(c, t, c->head);
+        for (int k = 0; k < turns[i]; k++)
+            add_class(c, t, c->class_of[first + k]);
+        if (i == n - 1)
+            add_class(c, t, c->tail);
+    }
+}
+
+/* Bytes of a token at the end of section i, of all ranks of a stage. */
+static int64_t cut_bytes(const Pipeline *q, int i)
+{
+    const Stretch *s = &q->section[i];
+    return (int64_t)q->cost->cut_width[s->first + s->turns - 1] * q->cost->element;
+}
+
+/* Seconds to send l tokens of b sequences over the end of section i, and back over it. */
+static double cut_seconds(const Pipeline *q, int i, bool forward, double tokens)
+{
+    const Plan *p = q->plan;
+    double ranks = (double)p->is.x * p->is.y * p->is.z;
+    if (i < 0 || i >= q->P * q->v - 1 || q->P == 1)
+        return 0;
+    int to = (forward ? i + 1 : i) % q->P;
+    return cost_transfer(q->cost, to, forward, tokens * (double)cut_bytes(q, i) / ranks);
+}
+
+/* ---- memory ------------------------------------------------------------------------ */
+
+static double stage_sum(const Pipeline *q, int r, size_t field)
+{
+    double sum = 0;
+    for (int c = 0; c < q->v; c++)
+        sum += *(const double *)(const void *)((const char *)&q->section[c * q->P + r] + field);
+    return sum;
+}
+
+static double stage_kv(const Pipeline *q, int r, double b)
+{
+    return b * (double)q->plan->is.sequence *
+           (stage_sum(q, r, offsetof(Stretch, kv)) + stage_sum(q, r, offsetof(Stretch, dkv)));
+}
+
+/* All that does not depend on slices and units. */
+static StageMemory static_memory(const Pipeline *q, int r)
+{
+    const Plan *p = q->plan;
+    const Cost *c = q->cost;
+    double n = stage_sum(q, r, offsetof(Stretch, parameters));
+    double moments = p->config->train.optimizer == OPT_ADAMW ? 2 : p->config->train.momentum > 0;
+    int d = p->is.data, wide = c->element < 4 ? 4 : c->element;
+    double master = c->element < 4 ? 4 : 0;
+    StageMemory m = { 0 };
+    m.parameters = n * c->element / (p->is.zero >= 3 ? d : 1);
+    m.gradients = n * wide / (p->is.zero >= 2 ? d : 1);
+    m.optimizer = n * (moments * wide + master) / (p->is.zero >= 1 ? d : 1);
+    m.logits = r == q->P - 1 ? c->logits_bytes : 0;
+    return m;
+}
+
+static void workspace(const Pipeline *q, int r, double tokens, StageMemory *m)
+{
+    double most = 0;
+    for (int c = 0; c < q->v; c++) {
+        const Stretch *s = &q->section[c * q->P + r];
+        for (int i = 0; i < s->nclasses; i++) {
+            double w = q->cost->classes.at[s->class[i]].transient_bytes;
+            most = w > most ? w : most;
+        }
+    }
+    m->workspace = most * tokens;
+}
+
+static void stage_memory(Pipeline *q)
+{
+    const Schedule *s = &q->schedule;
+    double longest = 0;
+    for (int i = 0; i < s->k; i++)
+        longest = (double)s->slice[i] > longest ? (double)s->slice[i] : longest;
+    q->memory = NEWN(StageMemory, q->P);
+    for (int r = 0; r < q->P; r++) {
+        StageMemory *m = &q->memory[r];
+        *m = static_memory(q, r);
+        workspace(q, r, (double)s->b * longest, m);
+        m->activations = q->sim.activations[r];
+        m->keys_values = q->sim.kv[r];
+        m->peak = m->parameters + m->gradients + m->optimizer + m->activations + m->keys_values +
+                  m->logits + m->workspace;
+    }
+}
+
+/* ---- the slice programme's view ------------------------------------------------------- */
+
+/* Stages that cost the same are one kind. Passes of an empty context are kept by length. */
+typedef struct {
+    Pipeline *q;
+    double b;
+    int64_t grain;
+    int nkinds, *kind_stage, *kind_count;
+    struct { bool known; PassCost pass; double sends[2]; } *base;   // [kind][l / grain]
+    int64_t per_kind;
+} View;
+
+static bool same_stage(const Pipeline *q, int a, int b)
+{
+    for (int c = 0; c < q->v; c++) {
+        int i = c * q->P + a, j = c * q->P + b;
+        const Stretch *s = &q->section[i], *t = &q->section[j];
+        if (s->nclasses != t->nclasses || cut_seconds(q, i, true, 1e6) != cut_seconds(q, j, true, 1e6)
+            || cut_seconds(q, i - 1, false, 1e6) != cut_seconds(q, j - 1, false, 1e6))
+            return false;
+        for (int k = 0; k < s->nclasses; k++)
+            if (s->class[k] != t->class[k] || s->count[k] != t->count[k])
+                return false;
+    }
+    return true;
+}
+
+static void view_kinds(View *v)
+{
+    const Pipeline *q = v->q;
+    v->kind_stage = NEWN(int, q->P);
+    v->kind_count = NEWN(int, q->P);
+    for (int r = 0; r < q->P; r++) {
+        int k = 0;
+        while (k < v->nkinds && !same_stage(q, v->kind_stage[k], r))
+            k++;
+        if (k == v->nkinds)
+            v->kind_stage[v->nkinds++] = r;
+        v->kind_count[k]++;
+    }
+}
+
+static void slice_seconds(void *arg, int kind, int64_t l, int64_t c, double *f, double *b)
+{
+    View *v = arg;
+    const Pipeline *q = v->q;
+    int r = v->kind_stage[kind];
+    for (int ch = 0; ch < q->v; ch++) {
+        int i = ch * q->P + r;
+        PassCost base;
+        double sends[2];
+        int64_t at = (kind * q->v + ch) * v->per_kind + l / v->grain;
+        bool keep = l % v->grain == 0;
+        if (keep && v->base[at].known) {
+            base = v->base[at].pass;
+            sends[0] = v->base[at].sends[0];
+            sends[1] = v->base[at].sends[1];
+        } else {
+            base = classes_pass(q->cost, &q->section[i], v->b, (double)l, 0, base_price);
+            sends[0] = cut_seconds(q, i, true, v->b * (double)l);
+            sends[1] = cut_seconds(q, i - 1, false, v->b * (double)l);
+            if (keep) {
+                v->base[at].known = true;
+                v->base[at].pass = base;
+                v->base[at].sends[0] = sends[0];
+                v->base[at].sends[1] = sends[1];
+            }
+        }
+        PassCost a = pass_on(q->cost, &q->section[i], base, v->b, (double)l, (double)c);
+        *f += total(&a.forward) + sends[0];
+        *b += total(&a.backward) + sends[1];
+    }
+}
+
+static Schedule shape(const Pipeline *q, int64_t m, int64_t k)
+{
+    return (Schedule){ .kind = is_word(q->plan->config->plan.schedule, "gpipe") ? SCHEDULE_GPIPE
+                                                                                : SCHEDULE_1F1B,
+                       .P = q->P, .v = q->v, .m = (int)m, .k = (int)k };
+}
+
+typedef struct { const Pipeline *q; int64_t m; } RoomArg;
+
+static int64_t room_units(void *arg, int stage, int64_t k)
+{
+    const RoomArg *a = arg;
+    Schedule s = shape(a->q, a->m, k);
+    return schedule_units(&s, stage);
+}
+
+static int64_t room_kv(void *arg, int stage, int64_t k)
+{
+    const RoomArg *a = arg;
+    Schedule s = shape(a->q, a->m, k);
+    return schedule_kv(&s, stage);
+}
+
+/* A unit of chunk c keeps only that chunk's bytes; the mean over chunks stands for it. */
+static SliceRoom *room_of(const Pipeline *q, double b, int64_t m)
+{
+    int64_t *token = NEWN(int64_t, q->P), *kv = NEWN(int64_t, q->P), *room = NEWN(int64_t, q->P);
+    for (int r = 0; r < q->P; r++) {
+        StageMemory f = static_memory(q, r);
+        double left = (double)q->plan->is.room_bytes - f.parameters - f.gradients - f.optimizer -
+                      f.logits;
+        token[r] = (int64_t)(b * stage_sum(q, r, offsetof(Stretch, saved)) / q->v);
+        kv[r] = (int64_t)(stage_kv(q, r, b) / q->v);
+        room[r] = left > 9e18 ? INT64_MAX / 4 : (int64_t)left;
+    }
+    RoomArg *arg = NEW(RoomArg);
+    *arg = (RoomArg){ q, m };
+    SliceRoom *out = NEW(SliceRoom);
+    *out = (SliceRoom){ .schedule = q->v > 1 ? SLICE_OWN : shape(q, 1, 1).kind == SCHEDULE_GPIPE
+                            ? SLICE_GPIPE : SLICE_1F1B,
+                        .token_bytes = token, .kv_bytes = kv, .room_bytes = room,
+                        .units = room_units, .kv = room_kv, .arg = arg };
+    return out;
+}
+
+/* TUNING: slices are multiples of 8 tokens where the sequence allows, as TeraPipe's: finer
+ * ones gain nothing that a cost model can see, and odd sizes make odd products. */
+enum { GRAIN = 8 };
+
+static int64_t grain_of(const Plan *p, int64_t b)
+{
+    int64_t step = p->is.x * lcm64(p->is.y, p->is.z), L = p->is.sequence;
+    int64_t grain = step / gcd64(step, b);
+    if (p->is.balanced)
+        grain = lcm64(grain, 2 * p->is.x * p->is.z);
+    if (L % grain)
+        return L;
+    while (grain < GRAIN && L % (2 * grain) == 0)
+        grain *= 2;
+    return grain;
+}
+
+static bool sets_fill(const Plan *p) { return p->is.stages > 1; }
+
+static View *view_new(Pipeline *q, int64_t b, SliceProblem *out)
+{
+    const Plan *p = q->plan;
+    const PlanSpec *s = &p->config->plan;
+    View *v = NEW(View);
+    v->q = q;
+    v->b = (double)b;
+    v->grain = grain_of(p, b);
+    view_kinds(v);
+    v->per_kind = p->is.sequence / v->grain + 1;
+    v->base = arena_get(perm, sizeof *v->base * (size_t)(v->per_kind * v->nkinds * q->v));
+    *out = (SliceProblem){ .tokens = p->is.sequence, .grain = v->grain, .stages = q->P,
+        .microbatches = p->is.batch / p->is.data / b, .separate = true, .time = slice_seconds,
+        .arg = v, .nkinds = v->nkinds, .kind_stages = v->kind_count, .candidates = 4,
+        .room = room_of(q, (double)b, p->is.batch / p->is.data / b) };
+    if (!sets_fill(p) || p->sees_ahead ||
+        (s->slices_kind == SLICES_AUTO && p->is.stages == 1))
+        out->most = 1;                  // without stages slices only cost
+    return v;
+}
+
+/* ---- choosing ------------------------------------------------------------------------- */
+
+static void add_feed(Pipeline *q, int64_t b, const SliceChoice *c)
+{
+    Feed f = { .b = b, .m = q->plan->is.batch / q->plan->is.data / b, .k = c->k,
+               .formula_s = c->T };
+    if (c->k < 1)
+        return;
+    f.slice = NEWN(int64_t, c->k);
+    memcpy(f.slice, c->len, sizeof *f.slice * (size_t)c->k);
+    vec_add(&q->feeds, f);
+}
+
+static void report_lack(const Pipeline *q, const SliceLack *lack)
+{
+    const Plan *p = q->plan;
+    Loc at = p->config->plan.pipeline.loc.end ? p->config->plan.pipeline.loc : p->config->plan.loc;
+    diag_error(at, "memory-fits", "stage %d lacks %s: with %" PRId64 " slices, the longest of %"
+               PRId64 " tokens, what is in flight needs %s and there is room for %s", lack->stage,
+               str_bytes((double)(lack->need_bytes - lack->room_bytes)), lack->k, lack->longest,
+               str_bytes((double)lack->need_bytes),
+               str_bytes(lack->room_bytes > 0 ? (double)lack->room_bytes : 0));
+    if (p->config->plan.recompute.v == NULL || is_word(p->config->plan.recompute, "none"))
+        diag_hint("recompute = full keeps only what enters a turn; a larger cube or data with "
+                  "zero splits it further");
+    else
+        diag_hint("a larger cube splits it further, as does a smaller microbatch");
+}
+
+static bool reads_spec_slices(Pipeline *q, int64_t b, const SliceProblem *pr, SliceLack *lack)
+{
+    const PlanSpec *s = &q->plan->config->plan;
+    int64_t *len;
+    int k = s->slices_kind == SLICES_UNIFORM ? (int)s->slices_n : s->slices.n;
+    len = NEWN(int64_t, k > 0 ? k : 1);
+    if (s->slices_kind == SLICES_LIST)
+        memcpy(len, s->slices.at, sizeof *len * (size_t)k);
+    else if (!slice_uniform(pr, k, len)) {
+        diag_error(s->slices_loc, "rows-divide", "%d slices of multiples of %" PRId64 " tokens do "
+                   "not fit into %" PRId64, k, pr->grain, pr->tokens);
+        diag_hint("at most uniform(%" PRId64 ")", pr->tokens / pr->grain);
+        return false;
+    }
+    SliceChoice c = slice_price(scratch, pr, len, k, lack);
+    if (lack->stage < 0)
+        add_feed(q, b, &c);
+    return true;
+}
+
+static void search_b(Pipeline *q, int64_t b, SliceLack *lack)
+{
+    Plan *p = q->plan;
+    const PlanSpec *s = &p->config->plan;
+    SliceProblem pr;
+    SliceLack here = { .stage = -1 };
+    view_new(q, b, &pr);
+    double start = now_s();
+    if (s->slices_kind == SLICES_AUTO) {
+        Slices found = slice_solve(scratch, &pr);
+        for (int i = 0; i < found.ncand; i++)
+            add_feed(q, b, &found.cand[i]);
+        if (found.best.k == 0)
+            here = found.lack;
+        else if (q->search.tried == 0 || found.stop_bound < q->search.bound) {
+            q->search.bound = found.stop_bound;
+            q->search.cap_lo = found.stop_lo;
+            q->search.cap_hi = found.stop_hi;
+        }
+        q->search.tried += found.tried;
+        q->search.steps += found.steps;
+    } else
+        reads_spec_slices(q, b, &pr, &here);
+    q->search.seconds += now_s() - start;
+    if (here.stage >= 0 && (lack->stage < 0 || here.need_bytes - here.room_bytes <
+                                                   lack->need_bytes - lack->room_bytes))
+        *lack = here;
+}
+
+static void build(Pipeline *q, const Feed *f, bool keep_spans)
+{
+    const Plan *p = q->plan;
+    Schedule *s = &q->schedule;
+    int n = q->P * q->v;
+    *s = shape(q, f->m, f->k);
+    s->b = f->b;
+    s->sequence = p->is.sequence;
+    s->slice = f->slice;
+    s->cut_bytes = NEWN(int64_t, n);
+    for (int i = 0; i + 1 < n; i++)
+        s->cut_bytes[i] = cut_bytes(q, i);
+    schedule_build(s);
+    if (schedule_check(s, stderr))
+        bug("the schedule does not hold together");
+    size_t units = (size_t)n * (size_t)s->k;
+    Seconds *fw = NEWN(Seconds, units), *bw = NEWN(Seconds, units);
+    double *sf = NEWN(double, units), *sb = NEWN(double, units);
+    double *unit = NEWN(double, n), *kv = NEWN(double, n);
+    double *sync = NEWN(double, q->P), *update = NEWN(double, q->P), *gather = NEWN(double, q->P);
+    for (int i = 0; i < n; i++) {
+        double context = 0;
+        for (int k = 0; k < s->k; k++) {
+            double l = (double)s->slice[k];
+            PassCost a = pipeline_pass(q, i, (double)s->b, l, context);
+            fw[i * s->k + k] = a.forward;
+            bw[i * s->k + k] = a.backward;
+            sf[i * s->k + k] = cut_seconds(q, i, true, (double)s->b * l);
+            sb[i * s->k + k] = cut_seconds(q, i - 1, false, (double)s->b * l);
+            context += l;
+        }
+        unit[i] = q->section[i].saved;
+        kv[i] = (q->section[i].kv + q->section[i].dkv) * (double)(s->b * s->sequence);
+    }
+    for (int r = 0; r < q->P; r++) {
+        double w = stage_sum(q, r, offsetof(Stretch, parameters));
+        sync[r] = cost_sync(q->cost, w);
+        update[r] = cost_update(q->cost, w, &gather[r]);
+    }
+    double tied = q->P > 1 ? cost_transfer(q->cost, q->P - 1, true,
+                                           q->cost->tied * q->cost->gradient) : 0;
+    q->timing = (Timing){ .schedule = s, .forward = fw, .backward = bw, .send_forward = sf,
+        .send_backward = sb, .sync = sync, .update = update, .gather = gather,
+        .tied = q->cost->tied > 0 ? tied : 0, .blocking = q->blocking,
+        .barrier = p->config->train.clip.v > 0, .unit_bytes = unit, .kv_bytes = kv };
+    q->sim = simulate_run(&q->timing, keep_spans);
+}
+
+static int by_step(const void *a, const void *b)
+{
+    const Feed *x = a, *y = b;
+    if (x->step_s != y->step_s)
+        return x->step_s < y->step_s ? -1 : 1;
+    return x->k != y->k ? x->k - y->k : (x->b < y->b) - (x->b > y->b);
+}
+
+static int by_formula(const void *a, const void *b)
+{
+    const Feed *x = a, *y = b;
+    return (x->formula_s > y->formula_s) - (x->formula_s < y->formula_s);
+}
+
+/* TUNING: so many candidates of the programme are simulated; its order is exact for gpipe on
+ * equal stages, and close elsewhere. */
+enum { SIMULATED = 6 };
+
+static void choose_feed(Pipeline *q)
+{
+    Plan *p = q->plan;
+    const PlanSpec *s = &p->config->plan;
+    int64_t batch = p->is.batch / p->is.data;
+    SliceLack lack = { .stage = -1 };
+    if (s->microbatch.set || q->P == 1)
+        search_b(q, s->microbatch.set ? (int64_t)s->microbatch.v : batch, &lack);
+    else
+        for (int64_t b = 1; b <= batch && !diag_errors(); b++) {
+            Schedule whole = shape(q, batch / b, 1);
+            if (batch % b == 0 && (q->v == 1 || whole.m % schedule_group(&whole) == 0))
+                search_b(q, b, &lack);
+        }
+    if (q->feeds.n == 0) {
+        if (lack.stage >= 0)
+            report_lack(q, &lack);
+        else if (!diag_errors() && q->v > 1) {
+            diag_error(s->chunks.loc, "layers-cover", "chunks pass the pipeline in whole groups of "
+                       "%d microbatches, the replica's batch of %" PRId64 " has none",
+                       schedule_group(&(Schedule){ .P = q->P, .v = q->v, .k = 1 }), batch);
+            diag_hint("write chunks = 1, or raise the batch");
+        } else if (!diag_errors())
+            bug("pipeline: no slices at all");
+        return;
+    }
+    qsort(q->feeds.at, (size_t)q->feeds.n, sizeof *q->feeds.at, by_formula);
+    if (q->feeds.n > SIMULATED)
+        q->feeds.n = SIMULATED;
+    int kept = 0;
+    for (int i = 0; i < q->feeds.n; i++) {
+        Feed *f = &q->feeds.at[i];
+        Schedule whole = shape(q, f->m, f->k);
+        if (q->v > 1 && whole.m % schedule_group(&whole))
+            continue;
+        build(q, f, false);
+        f->step_s = q->sim.step_s;
+        q->feeds.at[kept++] = *f;
+    }
+    q->feeds.n = kept;
+    qsort(q->feeds.at, (size_t)kept, sizeof *q->feeds.at, by_step);
+}
+
+/* ---- figures -------------------------------------------------------------------------- */
+
+/* design.md 5: 6 * matrix parameters * T + 12 * pairs-width of full attention. */
+static void figures(Pipeline *q)
+{
+    Plan *p = q->plan;
+    double T = (double)(p->is.batch * p->is.sequence), matrices = 0, attention = 0;
+    for (int i = 0; i < p->nforward; i++) {
+        const Op *o = &p->ops.at[i];
+        bool ends = o->repeat < 0 && q->turns_only;
+        if (o->kind == OP_LINEAR && !ends)
+            matrices += (double)p->tensors.at[o->in[0]].width *
+                        (double)p->tensors.at[o->out[0]].width;
+        if (o->kind == OP_ATTN) {
+            double seen = o->window && o->window < p->is.sequence ? (double)o->window
+                                                                  : (double)p->is.sequence;
+            attention += (double)p->tensors.at[o->in[0]].width * seen;
+        }
+    }
+    double devices = plan_ranks(p), peak = q->cost->prices.matrix;
+    bool full = is_word(p->config->plan.recompute, "full");
+    q->tokens = T;
+    q->model_flop = (6 * matrices + 12 * attention) * T;
+    q->executed_flop = q->model_flop - 6 * attention * T * !p->sees_ahead;  // masked half left out
+    q->executed_flop += full ? q->executed_flop / 3 : 0;
+    q->mfu = q->model_flop / (q->sim.step_s * devices * peak);
+    q->hfu = q->executed_flop / (q->sim.step_s * devices * peak);
+}
+
+Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool keep_spans)
+{
+    const PlanSpec *s = &p->config->plan;
+    Pipeline *q = NEW(Pipeline);
+    q->plan = p;
+    q->turns_only = turns_only;
+    q->blocking = blocking;
+    q->P = p->is.stages;
+    q->v = s->chunks.set ? (int)s->chunks.v : 1;
+    q->cost = cost_new(p, turns_only);
+    cut_stages(q);
+    choose_feed(q);
+    if (diag_errors() || q->feeds.n == 0)
+        return NULL;
+    q->feed = q->feeds.at[0];
+    build(q, &q->feed, keep_spans);
+    stage_memory(q);
+    figures(q);
+    return q;
+}

@@ -1,0 +1,286 @@
+/*
+ * print_pipeline.c - what a person reads of a plan on paper: the prediction at a
+ * glance, where the time goes, every stage, and the resolved plan block; the slice
+ * search (--explain slice) and the step tables (--explain schedule).
+ */
+#include "predict.h"
+
+static void heading(FILE *f, const char *title)
+{
+    fprintf(f, "\n%s\n", title);
+}
+
+static const char *lengths(int k, const int64_t *len)
+{
+    Text t = { 0 };
+    for (int i = 0; i < k;) {
+        int n = 1;
+        while (i + n < k && len[i + n] == len[i])
+            n++;
+        text_add(&t, i ? ", " : "");
+        text_add(&t, n > 1 ? "%" PRId64 " x %d" : "%" PRId64, len[i], n);
+        i += n;
+    }
+    return str_of(t.at, t.n);
+}
+
+static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
+
+static void print_glance(const Pipeline *q, FILE *f)
+{
+    const Plan *p = q->plan;
+    const Choices *is = &p->is;
+    const Simulation *s = &q->sim;
+    const Schedule *t = &q->schedule;
+    int worst = 0;
+    for (int r = 1; r < q->P; r++)
+        if (q->memory[r].peak > q->memory[worst].peak)
+            worst = r;
+    fprintf(f, "%s: data %d, pipeline %d, cube [%d, %d, %d]%s on %d device%s, %" PRId64
+            " sequences of %" PRId64 " tokens in a step\n",
+            p->model_name ? p->model_name : "model", is->data, q->P, is->x, is->y, is->z,
+            q->v > 1 ? str_fmt(", %d chunks", q->v) : "", plan_ranks(p), plural(plan_ranks(p)),
+            is->batch, is->sequence);
+    fprintf(f, "  feed      %d microbatch%s of %" PRId64 " sequence%s, each in %d slice%s of %s "
+            "tokens; %s\n", t->m, t->m == 1 ? "" : "es", t->b, plural(t->b), t->k, plural(t->k),
+            lengths(t->k, t->slice), schedule_word[t->kind]);
+    fprintf(f, "  step      %s, %.4g tokens/s, mfu %.1f %%, hfu %.1f %%%s\n",
+            str_seconds(s->step_s), q->tokens / s->step_s, 100 * q->mfu, 100 * q->hfu,
+            q->cost->prices.assumed ? " (prices of this machine are assumed)" : "");
+    if (q->P > 1)
+        fprintf(f, "  formula   %s by m sum t + (P-1) max t; simulated %s\n",
+                str_seconds(q->feed.formula_s), q->blocking ? "with sends that block" :
+                "with sends beside the compute");
+    fprintf(f, "  idle      %.1f %% of all stages' time\n", 100 * s->bubble);
+    fprintf(f, "  memory    %s at the peak of stage %d", str_bytes(q->memory[worst].peak), worst);
+    if (is->room_what)
+        fprintf(f, ", of %s", is->room_what);
+    fprintf(f, "\n");
+    if (q->turns_only)
+        fprintf(f, "  note      turns only: embedding, head and loss are left out\n");
+    if (is->refused)
+        fprintf(f, "  note      on paper: this version plans %s, but cannot run %s\n", is->refused,
+                "them");
+}
+
+static void print_parts(const Pipeline *q, FILE *f)
+{
+    const Simulation *s = &q->sim;
+    heading(f, str_fmt("where the step goes, on stage %d, which ends last", s->last));
+    for (int i = 0; i < PARTS; i++)
+        if (s->part[i] > 0)
+            fprintf(f, "  %-10s %10s %5.1f %%\n", part_word[i], str_seconds(s->part[i]),
+                    100 * s->part[i] / s->step_s);
+}
+
+static double longest_pass(const Pipeline *q, int r, const Seconds *of)
+{
+    double most = 0;
+    for (int c = 0; c < q->v; c++)
+        for (int i = 0; i < q->schedule.k; i++) {
+            const Seconds *x = &of[(c * q->P + r) * q->schedule.k + i];
+            double t = x->compute + x->recompute + x->x + x->y + x->z;
+            most = t > most ? t : most;
+        }
+    return most;
+}
+
+/* Neighbours that look the same are one line. */
+static void print_stages(const Pipeline *q, FILE *f)
+{
+    const Schedule *t = &q->schedule;
+    const char *last = NULL;
+    int from = 0;
+    heading(f, "stages: turns, the longest unit, units and microbatches in flight, memory of a rank");
+    fprintf(f, "  %-9s %-8s %10s %10s %10s %6s %5s %11s %11s %11s %10s\n", "stage", "turns",
+            "forward", "backward", "idle", "units", "K/V", "weights", "activations", "K/V", "peak");
+    for (int r = 0; r <= q->P; r++) {
+        const char *line = NULL;
+        if (r < q->P) {
+            const StageMemory *m = &q->memory[r];
+            Text turns = { 0 };
+            for (int c = 0; c < q->v; c++)
+                text_add(&turns, c ? "+%d" : "%d", q->section[c * q->P + r].turns);
+            line = str_fmt("%-8s %10s %10s %9.1f%% %6d %5d %11s %11s %11s %10s",
+                str_of(turns.at, turns.n), str_seconds(longest_pass(q, r, q->timing.forward)),
+                str_seconds(longest_pass(q, r, q->timing.backward)),
+                100 * (1 - q->sim.busy[r] / q->sim.step_s), schedule_units(t, r), schedule_kv(t, r),
+                str_bytes(m->parameters + m->gradients + m->optimizer), str_bytes(m->activations),
+                str_bytes(m->keys_values), str_bytes(m->peak));
+        }
+        if (r > 0 && line != last) {
+            fprintf(f, "  %-9s %s\n", from == r - 1 ? str_fmt("%d", from)
+                                                   : str_fmt("%d-%d", from, r - 1), last);
+            from = r;
+        }
+        last = line;
+    }
+}
+
+static void print_block(const Pipeline *q, FILE *f)
+{
+    const Choices *is = &q->plan->is;
+    const PlanSpec *s = &q->plan->config->plan;
+    const Schedule *t = &q->schedule;
+    static const char *const attention[] = { "local", "gather", "exchange" };
+    fprintf(f, "\nplan {\n");
+    fprintf(f, "    data         = %d\n", is->data);
+    fprintf(f, "    pipeline     = %d\n", q->P);
+    fprintf(f, "    chunks       = %d\n", q->v);
+    fprintf(f, "    cube         = [%d, %d, %d]\n", is->x, is->y, is->z);
+    fprintf(f, "    microbatch   = %" PRId64 "\n", t->b);
+    fprintf(f, "    slices       = [");
+    for (int i = 0; i < t->k; i++)
+        fprintf(f, "%s%" PRId64, i ? ", " : "", t->slice[i]);
+    fprintf(f, "]\n");
+    fprintf(f, "    schedule     = %s\n", schedule_word[t->kind]);
+    if (s->recompute_n > 0)
+        fprintf(f, "    recompute    = full(%" PRId64 ")\n", s->recompute_n);
+    else
+        fprintf(f, "    recompute    = %s\n", s->recompute.v ? s->recompute.v : "none");
+    fprintf(f, "    zero         = %d\n", is->zero);
+    if (q->P > 1) {
+        fprintf(f, "    turns        = [");
+        for (int i = 0; i < q->P * q->v; i++)
+            fprintf(f, "%s%d", i ? ", " : "", q->section[i].turns);
+        fprintf(f, "]\n");
+    }
+    if (s->ranks.n == 5) {
+        fprintf(f, "    ranks        = [");
+        for (int i = 0; i < 5; i++)
+            fprintf(f, "%s%s", i ? ", " : "", s->ranks.at[i]);
+        fprintf(f, "]\n");
+    }
+    fprintf(f, "    attention    = %s\n", attention[is->attention]);
+    fprintf(f, "    rows         = %s\n", is->balanced ? "balanced" : "plain");
+    fprintf(f, "    logits_chunk = %" PRId64 "\n", is->logits_chunk);
+    fprintf(f, "}\n");
+}
+
+void print_pipeline(const Pipeline *q, FILE *f)
+{
+    print_glance(q, f);
+    print_parts(q, f);
+    print_stages(q, f);
+    print_block(q, f);
+}
+
+/* ---- --explain slice ----------------------------------------------------------------- */
+
+/* t(l, c) of the stage that is slowest on a whole sequence. */
+static void print_times(const Pipeline *q, FILE *f)
+{
+    int64_t L = q->schedule.sequence;
+    double b = (double)q->schedule.b, most = 0;
+    int slow = 0;
+    for (int i = 0; i < q->P * q->v; i++) {
+        PassCost a = pipeline_pass(q, i, b, (double)L, 0);
+        double t = a.forward.compute + a.backward.compute;
+        if (t > most) {
+            most = t;
+            slow = i;
+        }
+    }
+    heading(f, str_fmt("t(l, c): forward + backward of %g sequence%s on stage %d, without transfers",
+                       b, b > 1 ? "s" : "", slow % q->P));
+    static const double context[] = { 0, 0.125, 0.25, 0.5, 0.75 };
+    fprintf(f, "  %8s", "l \\ c");
+    for (int i = 0; i < 5; i++)
+        fprintf(f, " %10.0f", floor(context[i] * (double)L));
+    fprintf(f, "\n");
+    for (int64_t l = L; l >= 1 && l * 256 >= L; l /= 2) {
+        fprintf(f, "  %8" PRId64, l);
+        for (int i = 0; i < 5; i++) {
+            double c = floor(context[i] * (double)L);
+            PassCost a = pipeline_pass(q, slow, b, (double)l, c);
+            const Seconds *x = &a.forward, *y = &a.backward;
+            double t = x->compute + x->x + x->y + x->z + y->compute + y->recompute + y->x + y->y +
+                       y->z;
+            fprintf(f, " %10s", c + (double)l > (double)L ? "-" : str_seconds(t));
+        }
+        fprintf(f, "\n");
+    }
+}
+
+void print_slices(const Pipeline *q, FILE *f)
+{
+    print_glance(q, f);
+    print_times(q, f);
+    heading(f, "candidates: the programme's time, the simulated step; the least step is taken");
+    fprintf(f, "    %4s %4s %4s %12s %12s  %s\n", "b", "m", "k", "formula", "simulated", "slices");
+    for (int i = 0; i < q->feeds.n; i++) {
+        const Feed *c = &q->feeds.at[i];
+        fprintf(f, "  %s %4" PRId64 " %4" PRId64 " %4d %12s %12s  %s\n", i ? " " : "*", c->b, c->m,
+                c->k, str_seconds(c->formula_s), str_seconds(c->step_s), lengths(c->k, c->slice));
+    }
+    if (q->search.tried == 0) {
+        fprintf(f, "\nThe slices are the plan's own; nothing was searched.\n");
+        return;
+    }
+    fprintf(f, "\nthe programme was solved for %" PRId64 " caps on the longest slice, %" PRId64
+            " inner steps, in %s with its prices\n", q->search.tried, q->search.steps,
+            str_seconds(q->search.seconds));
+    if (isfinite(q->search.bound))
+        fprintf(f, "stopped by a bound: caps from %s to %s give at least %s\n",
+                str_seconds(q->search.cap_lo), str_seconds(q->search.cap_hi),
+                str_seconds(q->search.bound));
+    const Feed *w = &q->feed;
+    if (q->feeds.n > 1) {
+        const Feed *n = &q->feeds.at[1];
+        fprintf(f, "the winner beats %d slice%s of %" PRId64 " sequence%s by %s (%.1f %%)\n", n->k,
+                plural(n->k), n->b, plural(n->b), str_seconds(n->step_s - w->step_s),
+                100 * (n->step_s / w->step_s - 1));
+    }
+}
+
+/* ---- --explain schedule --------------------------------------------------------------- */
+
+enum { PICTURE = 100, PICTURE_ROWS = 32 };
+
+/* One row per stage, time from left to right: microbatch numbers of forwards, letters of
+ * backwards, dots where the stage is idle. */
+static void print_picture(const Pipeline *q, FILE *f)
+{
+    const Simulation *s = &q->sim;
+    int rows = q->P < PICTURE_ROWS ? q->P : PICTURE_ROWS;
+    heading(f, str_fmt("time from left to right, %s a column: digits forward, letters backward (by "
+                       "microbatch), s sync, o optimizer", str_seconds(s->step_s / PICTURE)));
+    char (*row)[PICTURE + 1] = arena_get(scratch, sizeof *row * (size_t)rows);
+    for (int r = 0; r < rows; r++)
+        memset(row[r], '.', PICTURE);
+    for (int i = 0; i < s->spans.n; i++) {
+        const Span *a = &s->spans.at[i];
+        if (a->stage >= rows || a->stream != SPAN_COMPUTE)
+            continue;
+        int n = a->step.microbatch, lo = (int)(a->start / s->step_s * PICTURE);
+        int hi = (int)(a->end / s->step_s * PICTURE);
+        char c = a->step.kind == STEP_FORWARD ? (char)('0' + n % 10)
+               : a->step.kind == STEP_BACKWARD ? (char)('a' + n % 26)
+               : a->step.kind == STEP_SYNC ? 's' : 'o';
+        for (int k = lo; k < hi && k < PICTURE; k++)
+            row[a->stage][k] = c;
+    }
+    for (int r = 0; r < rows; r++)
+        fprintf(f, "  %3d %s\n", r, row[r]);
+    if (rows < q->P)
+        fprintf(f, "  ... %d stages more\n", q->P - rows);
+}
+
+void print_schedule(const Pipeline *q, FILE *f)
+{
+    print_glance(q, f);
+    print_picture(q, f);
+    for (int r = 0; r < q->P; r++) {
+        const Steps *t = &q->schedule.stage[r];
+        heading(f, str_fmt("stage %d: %d steps", r, t->n));
+        for (int i = 0; i < t->n; i++) {
+            const Step *u = &t->at[i];
+            fprintf(f, "  %5d  %s", i, step_text(u));
+            if (u->peer != NONE)
+                fprintf(f, " %s stage %d, %s", u->kind == STEP_SEND_ACTIVATION ||
+                        u->kind == STEP_SEND_GRADIENT ? "to" : "from", u->peer,
+                        str_bytes((double)u->bytes));
+            fprintf(f, "\n");
+        }
+    }
+}
