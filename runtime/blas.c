@@ -4,9 +4,10 @@
  * Libraries are opened at start, not linked, for two reasons: a machine without
  * one still runs, and OpenBLAS reads OPENBLAS_CORETYPE in its constructor, so
  * that only a setenv before dlopen helps where it does not know the processor
- * (Debian's then runs five times too slow). Candidates stand in a fixed order
- * and the first that multiplies rightly at 40 % of the peak or more is taken:
- * an order instead of a race, since the choice decides the last bits of a run.
+ * (Debian's then runs five times too slow). Candidates stand in a fixed order,
+ * found by measurement, and the first that multiplies rightly is taken, however
+ * fast it is this time: the choice decides the last bits of a run, and on a busy
+ * machine a race has other winners. A slow one is only reported.
  * RT_BLAS=openblas|blis|onednn|none|PATH pins it. The products of a rank's
  * workers are cut by the caller: every library runs with one thread.
  *
@@ -439,22 +440,17 @@ int rt_blas_open(Rt *rt)
     setenv("OPENBLAS_NUM_THREADS", "1", 0);
     double peak = peak_f32() / (is_double ? 2 : 1);
     RtBlas best = { 0 };
-    const char *best_word = "";
     int n = want && strchr(want, '/') ? 1 : NCANDIDATES;
     for (int i = 0; i < n; i++) {
         const Candidate *c = n == 1 ? &given : &candidates[i];
         RtBlas b;
         if (n > 1 && want && *want && strcmp(want, c->word) != 0)
             continue;
-        if (best.name && strcmp(best_word, c->word) == 0)
-            continue;                   // another file of the same library
         if (!open_candidate(rt, c, peak, &b))
             continue;
-        if (b.gflops > best.gflops) {
+        if (!best.name || !b.lock)
             best = b;
-            best_word = c->word;
-        }
-        if (b.gflops >= SLOW * peak)
+        if (!best.lock)
             break;
     }
     if (!best.name && want && *want && strcmp(want, "none") != 0)
