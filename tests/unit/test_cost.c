@@ -1,0 +1,192 @@
+/*
+ * test_cost.c - prices against hand counts: pairs of attention, products and bytes
+ * of a GPT layer, words that its collectives receive, groups on nodes, stage cuts.
+ */
+#include <criterion/criterion.h>
+
+#include "grids.h"
+#include "predict.h"
+
+Test(cost, pairs_of_attention)
+{
+    for (int window = 0; window <= 9; window++)
+        for (int l = 1; l <= 8; l++)
+            for (int c = 0; c <= 8; c++) {
+                Term t = { .causal = true, .window = window };
+                int n = 0;
+                for (int q = c; q < c + l; q++)
+                    for (int k = 0; k <= q; k++)
+                        n += window == 0 || k > q - window;
+                cr_assert_float_eq(cost_pairs(&t, 3, l, c, 16), 3 * n, 1e-9,
+                                   "window %d l %d c %d", window, l, c);
+            }
+    Term all = { 0 };
+    cr_assert_float_eq(cost_pairs(&all, 2, 16, 0, 16), 512, 1e-9);
+}
+
+static Plan *plan_of(const char *const *sets)
+{
+    Plan *p = plan_new(grids_config("examples/terapipe/gpt3-1b-2.tcube", sets));
+    graph_build(p);
+    mesh_choose(p);
+    fuse_linears(p);
+    autodiff_add(p);
+    cr_assert_eq(diag_errors(), 0);
+    return p;
+}
+
+/* One layer of H columns: 24 H^2 FLOP a token forward, twice that backward. */
+Test(cost, products_of_a_layer)
+{
+    const char *const sets[] = { NULL };
+    Cost *c = cost_new(plan_of(sets), false);
+    const double H = 2048, xyz = 8, e = 2;
+    cr_assert_eq(c->nturns, 24);
+    for (int i = 0; i < 24; i++)
+        cr_assert_eq(c->class_of[i], c->class_of[0]);
+    const TurnClass *t = &c->classes.at[c->class_of[0]];
+    cr_assert_float_eq(t->flops[0], 24 * H * H / xyz, 1);
+    cr_assert_float_eq(t->flops[1], 48 * H * H / xyz, 1);
+    cr_assert_float_eq(t->parameters, 12 * H * H / xyz + 13 * H, 1);
+    cr_assert_float_eq(t->kv_bytes, 2 * H * e / xyz, 1e-6);
+    // ln_1, qkv, attention, out, ln_2, up, gelu, the sum: 16 H less K and V; lse: 16 heads
+    cr_assert_float_eq(t->saved_bytes, (14 * H + 16) * e / xyz, 1e-6, "%g", t->saved_bytes);
+    for (int i = 0; i < 23; i++)
+        cr_assert_float_eq(c->cut_width[i], H, 1e-9);
+    double pairs = 0;
+    for (int i = 0; i < t->terms.n; i++)
+        if (t->terms.at[i].kind == TERM_ATTENTION && !t->terms.at[i].backward)
+            pairs = t->terms.at[i].pair_flop;
+    cr_assert_float_eq(pairs, 4 * H / xyz, 1e-6);
+}
+
+/* design.md 2: V = [4TH(y-1) + 12TH(z-1) + 12H^2(x-1)] / (xyz) words, forward. */
+Test(cost, words_received_of_a_layer)
+{
+    static const int grid[][3] = { { 1, 8, 1 }, { 2, 2, 2 }, { 4, 2, 1 }, { 1, 4, 2 }, { 1, 2, 4 } };
+    for (int i = 0; i < 5; i++) {
+        double x = grid[i][0], y = grid[i][1], z = grid[i][2], H = 2048, e = 2;
+        const char *const sets[] = { str_fmt("plan.cube=[%g,%g,%g]", x, y, z),
+                                     "plan.microbatch=4", NULL };
+        Cost *c = cost_new(plan_of(sets), false);
+        const TurnClass *t = &c->classes.at[c->class_of[0]];
+        double token = 0, fixed = 0;
+        for (int k = 0; k < t->terms.n; k++)
+            if (t->terms.at[k].kind == TERM_COLLECTIVE && !t->terms.at[k].backward &&
+                t->terms.at[k].token_bytes * x * y * z > 100) {
+                token += t->terms.at[k].token_bytes;
+                fixed += t->terms.at[k].bytes;
+            } else if (t->terms.at[k].kind == TERM_COLLECTIVE && !t->terms.at[k].backward)
+                fixed += t->terms.at[k].bytes;
+        cr_assert_float_eq(token, (4 * H * (y - 1) + 12 * H * (z - 1)) * e / (x * y * z), 1e-6,
+                           "[%g, %g, %g]: %g", x, y, z, token);
+        cr_assert_float_eq(fixed, 12 * H * H * (x - 1) * e / (x * y * z), 1e-3);
+    }
+}
+
+/* 8 devices a node; ports shared by the groups of the node's devices. */
+Test(cost, groups_on_nodes)
+{
+    const char *const sets[] = { NULL };
+    Plan *p = plan_of(sets);
+    Prices w = cost_prices(p);
+    Group y = cost_group(p, &w, AX_YK), data = cost_group(p, &w, AX_DATA);
+    cr_assert(y.size == 8 && !y.crosses);
+    cr_assert_float_eq(y.rate, 125e9, 1);
+    cr_assert(data.size == 2 && data.crosses);
+    cr_assert_float_eq(data.rate, 20e9 / 8 / 8, 1);
+    Cost *c = cost_new(p, false);
+    // every stage is a node: its 8 devices share one port
+    cr_assert_float_eq(cost_transfer(c, 3, true, 1e6), 50e-6 + 8e6 / 2.5e9, 1e-9);
+    const char *const four[] = { "plan.cube=[1,4,1]", "plan.pipeline=24", NULL };
+    Cost *d = cost_new(plan_of(four), false);
+    // two stages a node: to stage 1 inside it, to stage 2 four devices share the port
+    cr_assert_float_eq(cost_transfer(d, 1, true, 1e6), 4e-6 + 1e6 / 125e9, 1e-9);
+    cr_assert_float_eq(cost_transfer(d, 2, true, 1e6), 50e-6 + 4e6 / 2.5e9, 1e-9);
+    cr_assert_float_eq(cost_transfer(d, 1, false, 1e6), 50e-6 + 4e6 / 2.5e9, 1e-9);
+}
+
+/* Longer slices and longer contexts never cost less; the pieces of one cost more. */
+Test(cost, time_grows)
+{
+    const char *const sets[] = { "plan.pipeline=4", "plan.data=6", "plan.slices=uniform(4)", NULL };
+    Pipeline *q = pipeline_plan(plan_of(sets), false, false, false);
+    cr_assert_not_null(q);
+    double last = 0, whole = 0, parts = 0;
+    for (int l = 64; l <= 2048; l += 64) {
+        PassCost a = pipeline_pass(q, 1, 1, l, 0), b = pipeline_pass(q, 1, 1, 64, l - 64);
+        cr_assert_geq(a.forward.compute + a.forward.y, last);
+        last = whole = a.forward.compute + a.forward.y;
+        parts += b.forward.compute + b.forward.y;
+    }
+    cr_assert_geq(parts, whole * (1 - 1e-9));
+    double sum = 0;
+    for (int i = 0; i < PARTS; i++)
+        sum += q->sim.part[i];
+    cr_assert_float_eq(sum, q->sim.step_s, 1e-9 * q->sim.step_s);
+}
+
+static double dearest(int n, const double *w, double head, double tail, int s, const int *turns)
+{
+    double most = 0;
+    for (int i = 0, at = 0; i < s; i++) {
+        double sum = (i == 0 ? head : 0) + (i == s - 1 ? tail : 0);
+        for (int k = 0; k < turns[i]; k++)
+            sum += w[at++];
+        most = sum > most ? sum : most;
+    }
+    cr_assert(n > 0);
+    return most;
+}
+
+static double brute(int n, const double *w, double head, double tail, int s, int *turns, int at,
+                    int left)
+{
+    if (at == s - 1) {
+        turns[at] = left;
+        return dearest(n, w, head, tail, s, turns);
+    }
+    double best = HUGE_VAL;
+    for (int k = 1; k <= left - (s - 1 - at); k++) {
+        turns[at] = k;
+        double t = brute(n, w, head, tail, s, turns, at + 1, left - k);
+        best = t < best ? t : best;
+    }
+    return best;
+}
+
+Test(stages, cuts_equal_brute_force)
+{
+    uint64_t state = 99;
+    for (int round = 0; round < 300; round++) {
+        double w[9], r[3];
+        for (int i = 0; i < 12; i++) {
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            *(i < 9 ? &w[i] : &r[i - 9]) = (double)(state >> 60) + 1;
+        }
+        int n = 1 + (int)(state >> 33) % 9, s = 1 + (int)(state >> 40) % n, turns[9], tmp[9];
+        stages_cut(n, w, r[0], r[1], s, turns);
+        int sum = 0;
+        for (int i = 0; i < s; i++) {
+            cr_assert_geq(turns[i], 1);
+            sum += turns[i];
+        }
+        cr_assert_eq(sum, n);
+        cr_assert_float_eq(dearest(n, w, r[0], r[1], s, turns),
+                           brute(n, w, r[0], r[1], s, tmp, 0, n), 1e-9);
+    }
+}
+
+Test(stages, even_and_uneven)
+{
+    double w[96];
+    int turns[40];
+    for (int i = 0; i < 96; i++)
+        w[i] = 1;
+    stages_cut(96, w, 0, 0, 40, turns);         // 16 of 3, then 24 of 2
+    for (int i = 0; i < 40; i++)
+        cr_assert_eq(turns[i], i < 16 ? 3 : 2);
+    stages_cut(12, w, 0, 2.5, 4, turns);        // the head weighs as much as some turns
+    cr_assert(turns[3] < turns[0]);
+    cr_assert_eq(turns[0] + turns[1] + turns[2] + turns[3], 12);
+}
