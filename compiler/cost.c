@@ -798,8 +798,8 @@ Cost *cost_new(Plan *p, bool turns_only)
         c->head = class[0];
         c->tail = class[owners - 1];
         if (p->vocab > 0)
-            c->logits_bytes = (double)p->is.logits_chunk / p->is.z *
-                              ceil((double)p->vocab / p->is.y) * (c->element < 4 ? 4 : c->element);
+            c->logits_bytes = ceil((double)p->vocab / p->is.y) / p->is.z *
+                              (c->element < 4 ? 4 : c->element);
     } else
         c->tied = 0;
     return c;

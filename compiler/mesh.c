@@ -448,7 +448,7 @@ static void choose_room(Plan *p)
 {
     const Config *c = p->config;
     Choices *is = &p->is;
-    int64_t ranks = (int64_t)is->data * is->x * is->y * is->z;
+    int64_t ranks = plan_ranks(p);
     if (c->any_room) {
         is->room_bytes = INT64_MAX;
         is->room_what = "any";
@@ -559,10 +559,26 @@ void mesh_choose(Plan *p)
     is->shard_vectors = is_word(s->vectors, "sharded");
     is->vectors_why = s->vectors.v ? "pinned" : "whole: no gather in any turn, one sum at the end";
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    int64_t ranks = (int64_t)is->data * is->x * is->y * is->z;
+    int64_t ranks = plan_ranks(p);
     if (is->workers == 0)
         is->workers = cores > ranks ? (int)(cores / ranks) : 1;
     find_refused(p);
     if (diag_errors() && heads_fine && p->is.refused == NULL)
         partition_check(p);
+}
+
+bool mesh_feed(Plan *p, int64_t b)
+{
+    const PlanSpec *s = &p->config->plan;
+    Choices *is = &p->is;
+    int64_t T = b * is->sequence, chunk = s->logits_chunk.set ? (int64_t)s->logits_chunk.v : 0;
+    if (T % (is->x * lcm64(is->y, is->z)) || (chunk && T / is->x % chunk) ||
+        (is_word(s->attention, "local") && b % (is->x * is->z)) ||
+        (is_word(s->rows, "balanced") && b % (is->x * is->z) == 0 && !s->attention.v))
+        return false;
+    is->microbatch = b;
+    is->T = T;
+    choose_attention(p);
+    choose_chunk(p);
+    return true;
 }

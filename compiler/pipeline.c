@@ -102,13 +102,15 @@ static double class_seconds(const Cost *c, int class, double b, double l)
     return total(&a.forward) + total(&a.backward);
 }
 
+/* TUNING: turns are cut by the seconds of one whole sequence: what a unit has is not known
+ * yet, and the shares of head and turns hardly change with it. */
 static void cut_stages(Pipeline *q)
 {
-    Plan *p = q->plan;
+    const Plan *p = q->plan;
     const PlanSpec *s = &p->config->plan;
     const Cost *c = q->cost;
     int n = q->P * q->v, *turns = NEWN(int, n);
-    double b = s->microbatch.set ? s->microbatch.v : 1, L = (double)p->is.sequence;
+    double b = 1, L = (double)p->is.sequence;
     if (n == 1)
         turns[0] = c->nturns;
     else if (s->turns.n == n)
@@ -136,6 +138,20 @@ static void cut_stages(Pipeline *q)
         if (i == n - 1)
             add_class(c, t, c->tail);
     }
+}
+
+/* The price list and the stages for microbatches of b; false: b does not fit. Without x and z
+ * prices hang on nothing but the size of a pass. */
+static bool price(Pipeline *q, int64_t b)
+{
+    bool same = q->cost && q->plan->is.x * q->plan->is.z == 1;
+    if (!mesh_feed(q->plan, b))
+        return false;
+    if (same)
+        return true;
+    q->cost = cost_new(q->plan, q->turns_only);
+    cut_stages(q);
+    return true;
 }
 
 /* Bytes of a token at the end of section i, of all ranks of a stage. */
@@ -185,7 +201,7 @@ static StageMemory static_memory(const Pipeline *q, int r)
     m.parameters = n * c->element / (p->is.zero >= 3 ? d : 1);
     m.gradients = n * wide / (p->is.zero >= 2 ? d : 1);
     m.optimizer = n * (moments * wide + master) / (p->is.zero >= 1 ? d : 1);
-    m.logits = r == q->P - 1 ? c->logits_bytes : 0;
+    m.logits = r == q->P - 1 ? c->logits_bytes * (double)p->is.logits_chunk : 0;
     return m;
 }
 
@@ -356,8 +372,6 @@ static int64_t grain_of(const Plan *p, int64_t b)
     return grain;
 }
 
-static bool sets_fill(const Plan *p) { return p->is.stages > 1; }
-
 static View *view_new(Pipeline *q, int64_t b, SliceProblem *out)
 {
     const Plan *p = q->plan;
@@ -373,8 +387,7 @@ static View *view_new(Pipeline *q, int64_t b, SliceProblem *out)
         .microbatches = p->is.batch / p->is.data / b, .separate = true, .time = slice_seconds,
         .arg = v, .nkinds = v->nkinds, .kind_stages = v->kind_count, .candidates = 4,
         .room = room_of(q, (double)b, p->is.batch / p->is.data / b) };
-    if (!sets_fill(p) || p->sees_ahead ||
-        (s->slices_kind == SLICES_AUTO && p->is.stages == 1))
+    if (s->slices_kind == SLICES_AUTO && (p->sees_ahead || p->is.stages == 1))
         out->most = 1;                  // without stages slices only cost
     return v;
 }
@@ -434,8 +447,10 @@ static void search_b(Pipeline *q, int64_t b, SliceLack *lack)
     const PlanSpec *s = &p->config->plan;
     SliceProblem pr;
     SliceLack here = { .stage = -1 };
-    view_new(q, b, &pr);
     double start = now_s();
+    if (!price(q, b))
+        return;
+    view_new(q, b, &pr);
     if (s->slices_kind == SLICES_AUTO) {
         Slices found = slice_solve(scratch, &pr);
         for (int i = 0; i < found.ncand; i++)
@@ -558,6 +573,7 @@ static void choose_feed(Pipeline *q)
         Schedule whole = shape(q, f->m, f->k);
         if (q->v > 1 && whole.m % schedule_group(&whole))
             continue;
+        price(q, f->b);
         build(q, f, false);
         f->step_s = q->sim.step_s;
         q->feeds.at[kept++] = *f;
@@ -604,12 +620,11 @@ Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool keep_spans
     q->blocking = blocking;
     q->P = p->is.stages;
     q->v = s->chunks.set ? (int)s->chunks.v : 1;
-    q->cost = cost_new(p, turns_only);
-    cut_stages(q);
     choose_feed(q);
     if (diag_errors() || q->feeds.n == 0)
         return NULL;
     q->feed = q->feeds.at[0];
+    price(q, q->feed.b);
     build(q, &q->feed, keep_spans);
     stage_memory(q);
     figures(q);

@@ -382,6 +382,8 @@ void fuse_linears(Plan *p);
 void autodiff_add(Plan *p);
 /* mesh.c      needs graph; fills Plan.is. Every check that needs no layout. */
 void mesh_choose(Plan *p);
+/* The choices that hang on the microbatch, for another one; false: b does not fit. */
+bool mesh_feed(Plan *p, int64_t b);
 /* reference_build.c  The forward graph and the optimizer as runtime/reference.h has them. */
 struct RefGraph;
 struct RefOptimizer;

@@ -76,7 +76,7 @@ typedef struct Cost {
     struct { TurnClass *at; int n, cap; } classes;
     double *cut_width;              // by turn: columns alive after it
     double tied;                    // elements of a rank that first and last stage both hold
-    double logits_bytes;
+    double logits_bytes;            // of a token of the logits chunk
     int element, gradient;          // bytes: stored number, reduced gradient
 } Cost;
 
