@@ -70,9 +70,12 @@ bool compile_to(Compile *c, const char *last)
             bug("the plan does not hold together after %s", passes[i].name);
         if (strcmp(passes[i].name, last) == 0)
             return true;
-        if (strcmp(passes[i].name, "autodiff") == 0 &&
-            (c->on_paper || (strcmp(c->o->command, "plan") == 0 && needs_paper(p))))
-            return true;
+        if (strcmp(passes[i].name, "autodiff") == 0 && strcmp(c->o->command, "plan") == 0) {
+            if (c->on_paper || needs_paper(p))
+                return true;
+            if (c->config->has_cluster && !p->is.refused)      // else prices are assumed
+                p->pipeline = pipeline_plan(p, false, c->o->blocking, false);
+        }
         if (c->o->stop && strcmp(passes[i].name, c->o->stop) == 0)
             exit(EXIT_FINE);
     }
@@ -108,7 +111,7 @@ static int plan_on_paper(Compile *c)
         return EXIT_INPUT;
     c->plan->pipeline = q;
     if (c->o->trace && !simulate_trace(&q->sim, &q->schedule, c->o->trace))
-        die(EXIT_WORLD, "could not write %s", c->o->trace);
+        die(EXIT_WORLD, "could not write %s: %s", c->o->trace, strerror(errno));
     if (c->o->json)
         print_json(c->plan, c->o->schedule, stdout);
     else if (is_asked(c, "slice"))

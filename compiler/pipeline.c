@@ -367,7 +367,8 @@ static int64_t grain_of(const Plan *p, int64_t b)
         grain = lcm64(grain, 2 * p->is.x * p->is.z);
     if (L % grain)
         return L;
-    while (grain < GRAIN && L % (2 * grain) == 0)
+    bool chosen = p->config->plan.slices_kind == SLICES_AUTO;
+    while (chosen && grain < GRAIN && L % (2 * grain) == 0)
         grain *= 2;
     return grain;
 }
@@ -386,7 +387,8 @@ static View *view_new(Pipeline *q, int64_t b, SliceProblem *out)
     *out = (SliceProblem){ .tokens = p->is.sequence, .grain = v->grain, .stages = q->P,
         .microbatches = p->is.batch / p->is.data / b, .separate = true, .time = slice_seconds,
         .arg = v, .nkinds = v->nkinds, .kind_stages = v->kind_count, .candidates = 4,
-        .room = room_of(q, (double)b, p->is.batch / p->is.data / b) };
+        /* what can be laid out has its memory checked by partition, exactly */
+        .room = p->is.refused ? room_of(q, (double)b, p->is.batch / p->is.data / b) : NULL };
     if (s->slices_kind == SLICES_AUTO && (p->sees_ahead || p->is.stages == 1))
         out->most = 1;                  // without stages slices only cost
     return v;
@@ -409,9 +411,10 @@ static void report_lack(const Pipeline *q, const SliceLack *lack)
 {
     const Plan *p = q->plan;
     Loc at = p->config->plan.pipeline.loc.end ? p->config->plan.pipeline.loc : p->config->plan.loc;
-    diag_error(at, "memory-fits", "stage %d lacks %s: with %" PRId64 " slices, the longest of %"
+    diag_error(at, "memory-fits", "stage %d lacks %s: with %" PRId64 " slice%s, the longest of %"
                PRId64 " tokens, what is in flight needs %s and there is room for %s", lack->stage,
-               str_bytes((double)(lack->need_bytes - lack->room_bytes)), lack->k, lack->longest,
+               str_bytes((double)(lack->need_bytes - lack->room_bytes)), lack->k,
+               lack->k > 1 ? "s" : "", lack->longest,
                str_bytes((double)lack->need_bytes),
                str_bytes(lack->room_bytes > 0 ? (double)lack->room_bytes : 0));
     if (p->config->plan.recompute.v == NULL || is_word(p->config->plan.recompute, "none"))
@@ -421,24 +424,63 @@ static void report_lack(const Pipeline *q, const SliceLack *lack)
         diag_hint("a larger cube splits it further, as does a smaller microbatch");
 }
 
-static bool reads_spec_slices(Pipeline *q, int64_t b, const SliceProblem *pr, SliceLack *lack)
+/* rows-divide, for slices that were written down. */
+static bool slices_divide(const Plan *p, int64_t b, const int64_t *len, int k, bool reports)
+{
+    int64_t step = p->is.x * lcm64(p->is.y, p->is.z), each = 2 * p->is.x * p->is.z;
+    for (int i = 0; i < k; i++) {
+        bool rows = b * len[i] % step == 0, balanced = !p->is.balanced || len[i] % each == 0;
+        if (rows && balanced)
+            continue;
+        if (!reports)
+            return false;
+        int64_t unit = step / gcd64(step, b);
+        unit = p->is.balanced ? lcm64(unit, each) : unit;
+        if (rows)
+            diag_error(p->config->plan.slices_loc, "rows-divide", "slice %d has %" PRId64
+                       " tokens; balanced rows need a multiple of 2*x*z = %" PRId64, i, len[i], each);
+        else
+            diag_error(p->config->plan.slices_loc, "rows-divide", "slice %d of %" PRId64
+                       " sequence%s has %" PRId64 " rows, which are not a multiple of x*lcm(y, z) = %"
+                       PRId64, i, b, b > 1 ? "s" : "", b * len[i], step);
+        diag_hint("slices of multiples of %" PRId64 " tokens fit", unit);
+        return false;
+    }
+    return true;
+}
+
+static void read_slices(Pipeline *q, int64_t b, const SliceProblem *pr, SliceLack *lack)
 {
     const PlanSpec *s = &q->plan->config->plan;
+    /* another microbatch may fit them; the last one says why none did */
+    bool reports = q->feeds.n == 0 && (s->microbatch.set || pr->microbatches == 1);
     int64_t *len;
     int k = s->slices_kind == SLICES_UNIFORM ? (int)s->slices_n : s->slices.n;
     len = NEWN(int64_t, k > 0 ? k : 1);
     if (s->slices_kind == SLICES_LIST)
         memcpy(len, s->slices.at, sizeof *len * (size_t)k);
     else if (!slice_uniform(pr, k, len)) {
+        if (!reports)
+            return;
         diag_error(s->slices_loc, "rows-divide", "%d slices of multiples of %" PRId64 " tokens do "
                    "not fit into %" PRId64, k, pr->grain, pr->tokens);
         diag_hint("at most uniform(%" PRId64 ")", pr->tokens / pr->grain);
-        return false;
+        return;
     }
+    if (!slices_divide(q->plan, b, len, k, reports))
+        return;
     SliceChoice c = slice_price(scratch, pr, len, k, lack);
     if (lack->stage < 0)
         add_feed(q, b, &c);
-    return true;
+}
+
+/* From so many slices on, chunks pass in groups that divide m microbatches. */
+static int64_t least_count(const Pipeline *q, int64_t m)
+{
+    int64_t k = q->P;
+    while (k > 1 && m % ((q->P + k - 2) / (k - 1)) == 0)
+        k--;
+    return k;
 }
 
 static void search_b(Pipeline *q, int64_t b, SliceLack *lack)
@@ -451,6 +493,8 @@ static void search_b(Pipeline *q, int64_t b, SliceLack *lack)
     if (!price(q, b))
         return;
     view_new(q, b, &pr);
+    if (q->v > 1)
+        pr.least = least_count(q, pr.microbatches);
     if (s->slices_kind == SLICES_AUTO) {
         Slices found = slice_solve(scratch, &pr);
         for (int i = 0; i < found.ncand; i++)
@@ -465,7 +509,7 @@ static void search_b(Pipeline *q, int64_t b, SliceLack *lack)
         q->search.tried += found.tried;
         q->search.steps += found.steps;
     } else
-        reads_spec_slices(q, b, &pr, &here);
+        read_slices(q, b, &pr, &here);
     q->search.seconds += now_s() - start;
     if (here.stage >= 0 && (lack->stage < 0 || here.need_bytes - here.room_bytes <
                                                    lack->need_bytes - lack->room_bytes))
@@ -538,6 +582,33 @@ static int by_formula(const void *a, const void *b)
  * equal stages, and close elsewhere. */
 enum { SIMULATED = 6 };
 
+static void drop_short_groups(Pipeline *q)
+{
+    int kept = 0;
+    for (int i = 0; i < q->feeds.n; i++) {
+        Schedule s = shape(q, q->feeds.at[i].m, q->feeds.at[i].k);
+        if (s.m % schedule_group(&s) == 0)
+            q->feeds.at[kept++] = q->feeds.at[i];
+    }
+    q->feeds.n = kept;
+}
+
+static void report_groups(const Pipeline *q, int64_t batch)
+{
+    const PlanSpec *s = &q->plan->config->plan;
+    int64_t k = s->slices_kind == SLICES_UNIFORM ? s->slices_n
+              : s->slices_kind == SLICES_LIST ? s->slices.n : 1;
+    Schedule one = shape(q, 1, k);
+    int64_t m = s->microbatch.set ? batch / (int64_t)s->microbatch.v : batch;
+    diag_error(s->chunks.loc, "layers-cover", "chunks pass %d stages in whole groups of %d "
+               "microbatches, and there %s %" PRId64, q->P, schedule_group(&one),
+               m == 1 ? "is" : "are", m);
+    if (s->microbatch.set)
+        diag_note(s->microbatch.loc, "%" PRId64 " sequences of a replica make %" PRId64
+                  " microbatch%s", batch, m, m == 1 ? "" : "es");
+    diag_hint("write chunks = 1, slices = auto, or another microbatch");
+}
+
 static void choose_feed(Pipeline *q)
 {
     Plan *p = q->plan;
@@ -548,38 +619,29 @@ static void choose_feed(Pipeline *q)
         search_b(q, s->microbatch.set ? (int64_t)s->microbatch.v : batch, &lack);
     else
         for (int64_t b = 1; b <= batch && !diag_errors(); b++) {
-            Schedule whole = shape(q, batch / b, 1);
-            if (batch % b == 0 && (q->v == 1 || whole.m % schedule_group(&whole) == 0))
+            if (batch % b == 0)
                 search_b(q, b, &lack);
         }
+    drop_short_groups(q);
     if (q->feeds.n == 0) {
         if (lack.stage >= 0)
             report_lack(q, &lack);
-        else if (!diag_errors() && q->v > 1) {
-            diag_error(s->chunks.loc, "layers-cover", "chunks pass the pipeline in whole groups of "
-                       "%d microbatches, the replica's batch of %" PRId64 " has none",
-                       schedule_group(&(Schedule){ .P = q->P, .v = q->v, .k = 1 }), batch);
-            diag_hint("write chunks = 1, or raise the batch");
-        } else if (!diag_errors())
+        else if (!diag_errors() && q->v > 1)
+            report_groups(q, batch);
+        else if (!diag_errors())
             bug("pipeline: no slices at all");
         return;
     }
     qsort(q->feeds.at, (size_t)q->feeds.n, sizeof *q->feeds.at, by_formula);
     if (q->feeds.n > SIMULATED)
         q->feeds.n = SIMULATED;
-    int kept = 0;
     for (int i = 0; i < q->feeds.n; i++) {
         Feed *f = &q->feeds.at[i];
-        Schedule whole = shape(q, f->m, f->k);
-        if (q->v > 1 && whole.m % schedule_group(&whole))
-            continue;
         price(q, f->b);
         build(q, f, false);
         f->step_s = q->sim.step_s;
-        q->feeds.at[kept++] = *f;
     }
-    q->feeds.n = kept;
-    qsort(q->feeds.at, (size_t)kept, sizeof *q->feeds.at, by_step);
+    qsort(q->feeds.at, (size_t)q->feeds.n, sizeof *q->feeds.at, by_step);
 }
 
 /* ---- figures -------------------------------------------------------------------------- */

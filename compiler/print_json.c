@@ -330,7 +330,7 @@ static void json_memory(Json *j, const Plan *p)
     begin(j, "memory", '{');
     integer(j, "device_bytes", room);
     begin(j, "stages", '[');
-    if (p->pipeline) {
+    if (p->pipeline && p->insts.n == 0) {
         json_stages(j, p->pipeline);
         end(j, ']');
         end(j, '}');

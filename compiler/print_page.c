@@ -2,9 +2,10 @@
  * print_page.c - `teracube plan`: the page a person reads at a glance, then the
  * tables behind it, then the resolved plan block, which can be pasted back.
  *
- * Bytes of collectives are those that one rank receives. Times are not shown:
- * a plan is priced by the cost model, which is another pass's.
+ * Bytes of collectives are those that one rank receives. The step is predicted where
+ * a cluster was given (pipeline.c).
  */
+#include "predict.h"
 #include "print.h"
 
 static const char *or_dash(const char *s) { return s && *s ? s : "-"; }
@@ -83,6 +84,14 @@ static void print_glance(const Plan *p, const Traffics *all, FILE *f)
                 source_where(p->insts.at[peak.at].loc));
     fprintf(f, "\n");
     print_traffic_line(p, all, f);
+    const Pipeline *q = p->pipeline;
+    if (q)
+        fprintf(f, "  step      %s predicted, %.4g tokens/s, mfu %.1f %%; compute %s, x %s, y %s, "
+                "z %s, data %s, optimizer %s\n", str_seconds(q->sim.step_s),
+                q->tokens / q->sim.step_s, 100 * q->mfu, str_seconds(q->sim.part[PART_COMPUTE]),
+                str_seconds(q->sim.part[PART_X]), str_seconds(q->sim.part[PART_Y]),
+                str_seconds(q->sim.part[PART_Z]), str_seconds(q->sim.part[PART_DATA]),
+                str_seconds(q->sim.part[PART_OPTIMIZER]));
     if (is->refused)
         fprintf(f, "  note      %s: checked, but not laid out in this version\n", is->refused);
 }
