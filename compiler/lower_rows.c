@@ -222,12 +222,10 @@ static int build_op(Build *b, const Op *o)
     return node_add(b, n, d);
 }
 
-static int build(Build *b, TensorId t)
+static int build_one(Build *b, TensorId t)
 {
     const Plan *p = b->q->p;
     const Tensor *x = &p->tensors.at[t];
-    if (b->node[t] >= 0)
-        return b->node[t];
     int n;
     if (x->kind == T_NUMBER)
         n = number(b, x->number);
@@ -241,6 +239,39 @@ static int build(Build *b, TensorId t)
     b->node[t] = n;
     vec_add(&b->touched, t);
     return n;
+}
+
+/* The next operand that build_op would build; NONE: all are there. */
+static TensorId unbuilt(const Build *b, const Op *o)
+{
+    bool one = op_class[o->kind] == C_RED || o->kind == OP_SPREAD || o->nin < 2;
+    int n = o->kind == OP_COLUMN ? 0 : one ? 1 : 2;
+    for (int i = 0; i < n; i++)
+        if (b->node[o->in[i]] < 0)
+            return o->in[i];
+    return NONE;
+}
+
+/* Operands first, from a list of its own: chains may be many thousand operators long. */
+static int build(Build *b, TensorId t)
+{
+    const Plan *p = b->q->p;
+    VEC(TensorId) todo = { 0 };
+    TensorId at = t;
+    while (b->node[t] < 0) {
+        TensorId next = b->node[at] < 0 && built_here(b, at)
+                        ? unbuilt(b, &p->ops.at[p->tensors.at[at].def]) : NONE;
+        if (next != NONE) {
+            vec_add(&todo, at);
+            at = next;
+            continue;
+        }
+        if (b->node[at] < 0)
+            build_one(b, at);
+        if (todo.n)
+            at = todo.at[--todo.n];
+    }
+    return b->node[t];
 }
 
 /* ---- results -------------------------------------------------------------------- */
