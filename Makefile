@@ -141,7 +141,10 @@ $(COMPILER): | $(B)/parser.h $(B)/lexer.h
 # ---- tests -------------------------------------------------------------------
 
 unit_test := $(wildcard tests/unit/test_*.c)
-unit_help := $(filter-out $(unit_test),$(wildcard tests/unit/*.c))
+ifeq ($(LLVM),)
+unit_test := $(shell grep -L '^ \* needs:.* llvm' $(unit_test))
+endif
+unit_help := $(filter-out tests/unit/test_%,$(wildcard tests/unit/*.c))
 UNIT      := $(unit_test:tests/unit/%.c=$(B)/unit/%)
 
 unit: $(UNIT)

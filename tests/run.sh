@@ -24,6 +24,18 @@ skip() { skipped=$((skipped + 1)); echo "SKIP $1: $2"; }
 # Value of the directive `# KEY: value` in the head comment; one line each.
 directive() { sed -n "/^#/!q; s/^# $1: *//p" "$2"; }
 
+# Skips a test when one of the things it needs is not here.
+lacks() { # NAME NEED...
+    lacking=$1; shift
+    for need; do case $need in
+        llvm) command -v llvm-config-19 > /dev/null ||
+                  { skip "$lacking" "no LLVM 19 (llvm-19-dev)"; return 0; } ;;
+        blas) [ -n "$(find /usr/lib /usr/local/lib -name 'libopenblas.so.0' 2> /dev/null)" ] ||
+                  { skip "$lacking" "no BLAS (libopenblas0-pthread)"; return 0; } ;;
+    esac; done
+    return 1
+}
+
 # Expected text beside the input: compares, or rewrites with GOLDEN=1.
 golden() { # NAME GOT WANTED
     if [ -n "$GOLDEN" ]; then cp "$2" "$3"; return 0; fi
@@ -33,11 +45,7 @@ golden() { # NAME GOT WANTED
 
 run_file() { # FOLDER FILE
     name=$1/$2 base=tests/$1/${2%.tcube}
-    for need in $(directive needs "tests/$name"); do case $need in
-        llvm) command -v llvm-config-19 >/dev/null || { skip "$name" "no LLVM 19"; return; } ;;
-        blas) [ -n "$(find /usr/lib /usr/local/lib -name 'libopenblas.so.0' 2>/dev/null)" ] ||
-                  { skip "$name" "no BLAS"; return; } ;;
-    esac; done
+    lacks "$name" $(directive needs "tests/$name") && return
     cmd=$(directive run "tests/$name"); errors=$(directive error "tests/$name")
     want=$(directive status "tests/$name")
     [ -z "$want" ] && want=0 && { [ -s "$base.err" ] || [ -n "$errors" ]; } && want=1
@@ -71,6 +79,7 @@ ${line##* }"; return; }
 # Adds the counts of a script that ends with a summary of its own.
 run_script() { # FOLDER FILE
     name=$1/$2
+    lacks "$name" $(directive needs "tests/$name") && return
     rm -rf "$WORK"; mkdir "$WORK"
     timeout 3600 sh "tests/$name" < /dev/null > "$work/out" 2>&1
     status=$? last=$(tail -n 1 "$work/out")
@@ -103,6 +112,7 @@ run_unit() {
     for src in tests/unit/test_*.c; do
         [ -e "$src" ] || continue
         prog=$(basename "$src" .c)
+        lacks "unit/$prog" $(sed -n '1,12s/^ \* needs: *//p' "$src") && continue
         if [ ! -x "$B/unit/$prog" ]; then fail "unit/$prog" "does not build"; continue; fi
         timeout 3600 "$B/unit/$prog" --tap < /dev/null > "$work/out" 2> "$work/err"
         status=$?

@@ -1,6 +1,7 @@
 # Every grid of up to 27 ranks that the small form of each example admits, in fp64
 # against the reference. A grid that is refused must be refused with an error of the
 # file's (status 1); those are counted and printed. GRIDS=n takes every n-th grid.
+# needs: llvm
 set -u
 cd "$(dirname "$0")" || exit 4
 passed=0 failed=0 refused=0 n=0

@@ -1,5 +1,6 @@
 # Every example on four grids, one of them of more than 64 ranks: verified against the
 # reference in fp64, shrunk where it is too large to execute.
+# needs: llvm
 set -u
 cd "$(dirname "$0")" || exit 4
 passed=0 failed=0

@@ -1,5 +1,6 @@
 # `run --reference` on the real data: the losses of `run` on a grid, and the same
 # first weights, byte for byte.
+# needs: llvm
 set -eu
 cd "$(dirname "$0")"
 set -- ../../examples/tiny.tcube -q --set train.precision=fp64 --set train.batch=2 \

@@ -1,5 +1,6 @@
 # Token files that are missing, too short, of the wrong kind, or hold a token that
 # the model does not know: status 1 and the file (with the offset of the token).
+# needs: llvm
 . tests/input/_lib.sh
 with() {        # FILE [KEY=VALUE]...
     echo "--set train.data=$WORK/$1"; shift

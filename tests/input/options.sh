@@ -1,4 +1,5 @@
 # The command line: status 2 and a message that says what to write instead.
+# needs: llvm
 . tests/input/_lib.sh
 fails 2 'usage: teracube COMMAND'                       "$t"
 works                                                   "$t" --help
@@ -20,7 +21,8 @@ fails 2 '--steps takes a number up to 1099511627776'    "$t" run "$M" --steps 99
 fails 2 '--threads takes a number up to 4096'           "$t" run "$M" --threads 5000000000
 fails 2 'unknown pass `grahp`; did you mean `graph`?'   "$t" check "$M" -d grahp
 fails 2 'unknown pass `graph,mesh`'                     "$t" check "$M" --stop graph,mesh
-fails 2 '--explain knows slice, schedule and partition, not `slices`'  "$t" plan "$M" --explain slices
+fails 2 '--explain knows slice, schedule and partition, not `slices`' \
+    "$t" plan "$M" --explain slices
 fails 2 'build needs --target cpu'                      "$t" build "$M" -o x
 fails 2 'this version has no CUDA target'               "$t" build "$M" -o x --target cuda
 fails 2 'build needs -o EXE'                            "$t" build "$M" --target cpu

@@ -1,5 +1,6 @@
 # Outputs that cannot be written, and runs that are ended from outside: status 4 (or
 # the signal's), the old file kept, nothing half written.
+# needs: llvm
 . tests/input/_lib.sh
 build() { "$t" build "$M" $D --target cpu -q "$@"; }
 

@@ -1,5 +1,6 @@
 # Output that cannot be written: closed, or on a full disk. Status 4, and what is
 # opened later never takes the place of a closed file.
+# needs: llvm
 . tests/input/_lib.sh
 full() { # to /dev/full
     timeout 60 "$@" > /dev/full 2> err; got=$?

@@ -1,5 +1,6 @@
 # Safetensors files that are cut off, garbled, or of another model: status 1, every
 # wrong tensor named, nothing trained.
+# needs: llvm
 . tests/input/_lib.sh
 S='--steps 0'
 cat > v.tcube <<'X'

@@ -1,5 +1,6 @@
 # build --target cpu: the executable trains as `run` does, takes --set train.KEY for
 # what the plan does not depend on, and refuses the rest.
+# needs: llvm
 . tests/run/_lib.sh
 : > err
 command -v "${CC:-cc}" > /dev/null || { echo 'no C compiler'; exit 77; }

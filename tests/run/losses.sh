@@ -1,5 +1,6 @@
 # What a run prints and logs: equal losses on every layout, the same bits twice, the
 # schedules, the data's formats and order, and lines that are JSON.
+# needs: llvm
 . tests/run/_lib.sh
 run() {         # LOG OPTION...: the losses go to LOG.loss
     log=$1; shift

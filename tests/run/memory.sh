@@ -1,5 +1,6 @@
 # Memory: resident peak at most the printed blocks and 200 MB; nothing is allocated
 # during a step.
+# needs: llvm
 . tests/run/_lib.sh
 CC=${CC:-cc}
 : > err

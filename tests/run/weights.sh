@@ -1,5 +1,6 @@
 # Whole models as safetensors: for every layout the same bytes of what was initialised
 # or loaded, and a matrix stored [out, in] or [in, out] as the file says.
+# needs: llvm
 . tests/run/_lib.sh
 run() { works "$t" run "$M" $D -q "$@"; }
 set -- 1,1,1 2,1,1 1,2,3 2,2,2 4,1,2

@@ -6,6 +6,7 @@
  * Every case is a number (FUZZ_SEED, default 1, and counting) that gives the same file
  * always, and runs in a process of its own. FUZZ_SECONDS (default 30; 900 with ALL=1)
  * says for how long. The file of a case that fails is kept in /tmp.
+ * needs: llvm
  */
 #include <criterion/criterion.h>
 

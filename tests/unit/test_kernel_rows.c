@@ -1,6 +1,7 @@
 /*
  * test_kernel_rows.c - generated row programs against an interpreter of RowProg that
  * follows plan.h word by word, in double.
+ * needs: llvm
  */
 #include "kernel_help.h"
 #include "random.h"

@@ -1,6 +1,7 @@
 /*
  * test_kernels.c - attention, rotary positions, embedding, cross entropy, norm and
  * optimizers: generated kernels against plain twins in double; object files.
+ * needs: llvm
  */
 #include <dlfcn.h>
 #include <unistd.h>

@@ -9,6 +9,7 @@
  * runs at most SAMPLE accepted mutants of a plan are executed; all with ALL=1.
  *
  * Other instructions are deleted and swapped with their neighbours in the same way.
+ * needs: llvm
  */
 #include <criterion/criterion.h>
 

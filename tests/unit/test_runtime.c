@@ -1179,7 +1179,7 @@ Test(runtime, a_loss_that_is_not_finite_ends_the_run)
     Make m = usual(data_file());
     m.data = 2;
     RtProgram *p = handmade(&m);
-    static const char *const sets[] = { "train.lr=1e300", "train.clip=0" };
+    static const char *const sets[] = { "train.lr=1e300", "train.clip=no" };
     cr_assert_eq(run(p, (RtOptions){ .steps = 4, .sets = sets, .nsets = 2 }), RT_USER);
     cr_assert_not_null(strstr(said, "is not finite"), "%s", said);
     handmade_free(p);
@@ -1229,7 +1229,7 @@ Test(runtime, sets)
         { "train.schedule=step", RT_USAGE, "expected constant, cosine" },
         { "nonsense", RT_USAGE, "expected train.KEY=VALUE" },
         { "train.data=/none", RT_USER, "/none: error: could not read the data" },
-        { "train.order=random", RT_USER, "unknown order `random`" },
+        { "train.order=random", RT_USAGE, "unknown order `random`" },
     };
     for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
         const char *sets[] = { t[i].set };
