@@ -14,10 +14,10 @@
  *   ring       steps * alpha + bytes received / rate of the group
  *
  * A pass takes the sum of its terms, or the time to start its kernels where that is
- * longer: the host runs ahead of the device (what starts a collective is in its alpha). Rings: all-gather and reduce-scatter
- * take p-1 steps and (p-1)/p of the whole; an all-reduce is both. Groups inside a
- * node have its link; one that crosses nodes has its node's ports, shared with the
- * groups of the node's other devices.
+ * longer: the host runs ahead of the device (what starts a collective is in its alpha).
+ * Rings: all-gather and reduce-scatter take p-1 steps and (p-1)/p of the whole; an
+ * all-reduce is both. Groups inside a node have its link; one that crosses nodes has its
+ * node's ports, shared with the groups of the node's other devices.
  *
  * Known lies: kernels never overlap each other; every rank is as fast as the next;
  * congestion between groups of different axes is left out; a ring is always a ring
@@ -779,7 +779,8 @@ Cost *cost_new(Plan *p, bool turns_only)
         class[o] = NONE;
         if (fill[o] == 0 && !turn)
             continue;
-        const char *key = str_fmt("%s%s", turn ? "" : o ? "tail" : "head", class_key(b, of, fill[o]));
+        const char *key = str_fmt("%s%s", turn ? "" : o ? "tail" : "head",
+                                  class_key(b, of, fill[o]));
         class[o] = map_get(keys, key);
         if (class[o] < 0) {
             TurnClass t = { .key = key, .name = fill[o] ? p->ops.at[of[0]].name : "" };

@@ -78,7 +78,8 @@ static PassCost at_least_launches(const Cost *c, const Stretch *s, PassCost a)
     return a;
 }
 
-static PassCost pass_on(const Cost *c, const Stretch *s, PassCost base, double b, double l, double context)
+static PassCost pass_on(const Cost *c, const Stretch *s, PassCost base, double b, double l,
+                        double context)
 {
     PassCost more = classes_pass(c, s, b, l, context, cost_context);
     base.forward = sum_seconds(base.forward, more.forward, 1);
@@ -182,6 +183,12 @@ static double stage_sum(const Pipeline *q, int r, size_t field)
     return sum;
 }
 
+/* A matrix that both ends use is there once where they are one stage. */
+static double stage_parameters(const Pipeline *q, int r)
+{
+    return stage_sum(q, r, offsetof(Stretch, parameters)) - (q->P == 1 ? q->cost->tied : 0);
+}
+
 static double stage_kv(const Pipeline *q, int r, double b)
 {
     return b * (double)q->plan->is.sequence *
@@ -193,7 +200,7 @@ static StageMemory static_memory(const Pipeline *q, int r)
 {
     const Plan *p = q->plan;
     const Cost *c = q->cost;
-    double n = stage_sum(q, r, offsetof(Stretch, parameters));
+    double n = stage_parameters(q, r);
     double moments = p->config->train.optimizer == OPT_ADAMW ? 2 : p->config->train.momentum > 0;
     int d = p->is.data, wide = c->element < 4 ? 4 : c->element;
     double master = c->element < 4 ? 4 : 0;
@@ -253,8 +260,9 @@ static bool same_stage(const Pipeline *q, int a, int b)
     for (int c = 0; c < q->v; c++) {
         int i = c * q->P + a, j = c * q->P + b;
         const Stretch *s = &q->section[i], *t = &q->section[j];
-        if (s->nclasses != t->nclasses || cut_seconds(q, i, true, 1e6) != cut_seconds(q, j, true, 1e6)
-            || cut_seconds(q, i - 1, false, 1e6) != cut_seconds(q, j - 1, false, 1e6))
+        if (s->nclasses != t->nclasses ||
+            cut_seconds(q, i, true, 1e6) != cut_seconds(q, j, true, 1e6) ||
+            cut_seconds(q, i - 1, false, 1e6) != cut_seconds(q, j - 1, false, 1e6))
             return false;
         for (int k = 0; k < s->nclasses; k++)
             if (s->class[k] != t->class[k] || s->count[k] != t->count[k])
@@ -438,11 +446,12 @@ static bool slices_divide(const Plan *p, int64_t b, const int64_t *len, int k, b
         unit = p->is.balanced ? lcm64(unit, each) : unit;
         if (rows)
             diag_error(p->config->plan.slices_loc, "rows-divide", "slice %d has %" PRId64
-                       " tokens; balanced rows need a multiple of 2*x*z = %" PRId64, i, len[i], each);
+                       " tokens; balanced rows need a multiple of 2*x*z = %" PRId64, i, len[i],
+                       each);
         else
             diag_error(p->config->plan.slices_loc, "rows-divide", "slice %d of %" PRId64
-                       " sequence%s has %" PRId64 " rows, which are not a multiple of x*lcm(y, z) = %"
-                       PRId64, i, b, b > 1 ? "s" : "", b * len[i], step);
+                       " sequence%s has %" PRId64 " rows, which are not a multiple of "
+                       "x*lcm(y, z) = %" PRId64, i, b, b > 1 ? "s" : "", b * len[i], step);
         diag_hint("slices of multiples of %" PRId64 " tokens fit", unit);
         return false;
     }
@@ -551,7 +560,7 @@ static void build(Pipeline *q, const Feed *f, bool keep_spans)
         kv[i] = (q->section[i].kv + q->section[i].dkv) * (double)(s->b * s->sequence);
     }
     for (int r = 0; r < q->P; r++) {
-        double w = stage_sum(q, r, offsetof(Stretch, parameters));
+        double w = stage_parameters(q, r);
         sync[r] = cost_sync(q->cost, w);
         update[r] = cost_update(q->cost, w, &gather[r]);
     }

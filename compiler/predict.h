@@ -146,10 +146,6 @@ void schedule_build(Schedule *s);
 int schedule_warmup(const Schedule *s, int r);      // forwards before the first backward
 int schedule_units(const Schedule *s, int r);       // most units whose backward is to come
 int schedule_kv(const Schedule *s, int r);          // most microbatches begun, over all chunks
-/* The formulas of `units` and `kv` alone, for a stage of P with k slices of m microbatches
- * (v = 1): what the slice programme's memory bound needs before a table exists. */
-int schedule_units_of(ScheduleKind kind, int P, int r, int m, int k);
-int schedule_kv_of(ScheduleKind kind, int P, int r, int m, int k);
 
 /*
  * Static checks of a table, each printed to `f` (may be NULL): every unit once

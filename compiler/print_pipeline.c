@@ -91,7 +91,8 @@ static void print_stages(const Pipeline *q, FILE *f)
     const Schedule *t = &q->schedule;
     const char *last = NULL;
     int from = 0;
-    heading(f, "stages: turns, the longest unit, units and microbatches in flight, memory of a rank");
+    heading(f, "stages: turns, the longest unit, units and microbatches in flight, memory of a "
+               "rank");
     fprintf(f, "  %-9s %-8s %10s %10s %10s %6s %5s %11s %11s %11s %10s\n", "stage", "turns",
             "forward", "backward", "idle", "units", "K/V", "weights", "activations", "K/V", "peak");
     for (int r = 0; r <= q->P; r++) {
@@ -181,8 +182,8 @@ static void print_times(const Pipeline *q, FILE *f)
             slow = i;
         }
     }
-    heading(f, str_fmt("t(l, c): forward + backward of %g sequence%s on stage %d, without transfers",
-                       b, b > 1 ? "s" : "", slow % q->P));
+    heading(f, str_fmt("t(l, c): forward + backward of %g sequence%s on stage %d, without "
+                       "transfers", b, b > 1 ? "s" : "", slow % q->P));
     static const double context[] = { 0, 0.125, 0.25, 0.5, 0.75 };
     fprintf(f, "  %8s", "l \\ c");
     for (int i = 0; i < 5; i++)

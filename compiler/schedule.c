@@ -11,9 +11,9 @@
  *   gpipe    all m*k*v forwards, then the backwards in exactly reverse order
  *   1f1b     warm-up min(P-r+k-2, m*k); backwards take microbatches first in first
  *            out, the slices of one last in first out
- *   chunks   (m a multiple of ceil(P/k): with a shorter last group the warm-up would
- *            be too short and the pipeline stand still) units turn over in groups of G = k*ceil(P/k): a group passes chunk 0,
- *            then chunk 1 ..; warm-up min(2(P-r-1) + (v-1)G + k-1, m*k*v)
+ *   chunks   units turn over in groups of G = k*ceil(P/k): a group passes chunk 0,
+ *            then chunk 1 ..; warm-up min(2(P-r-1) + (v-1)G + k-1, m*k*v). A shorter
+ *            last group would stand still, so m is a multiple of ceil(P/k)
  *
  *   k = 2, P = 2:   stage 0   F0.0 F0.1 F1.0 B0.1 F1.1 B0.0 ...
  *                   stage 1        F0.0 F0.1 B0.1 F1.0 B0.0 ...
@@ -60,16 +60,6 @@ int schedule_warmup(const Schedule *s, int r)
     if (s->v == 1)
         return min_int(s->P - r + s->k - 2, all);
     return min_int(2 * (s->P - r - 1) + (s->v - 1) * s->k * group_microbatches(s) + s->k - 1, all);
-}
-
-int schedule_units_of(ScheduleKind kind, int P, int r, int m, int k)
-{
-    return kind == SCHEDULE_GPIPE ? m * k : min_int(P - r + k - 1, m * k);
-}
-
-int schedule_kv_of(ScheduleKind kind, int P, int r, int m, int k)
-{
-    return kind == SCHEDULE_GPIPE ? m : min_int(m, ceil_div(P - r + 2 * k - 2, k));
 }
 
 /* ---- compute order --------------------------------------------------------------- */
@@ -411,8 +401,8 @@ static void check_deadlock(Check *c)
     for (int r = 0; r < s->P; r++)
         if (at[r] < s->stage[r].n) {
             const Step *u = &s->stage[r].at[at[r]];
-            fails(c, "no-deadlock", "stage %d waits for ever in step %d, %s, for stage %d", r, at[r],
-                  step_text(u), u->peer);
+            fails(c, "no-deadlock", "stage %d waits for ever in step %d, %s, for stage %d", r,
+                  at[r], step_text(u), u->peer);
         }
 }
 

@@ -39,7 +39,8 @@ typedef struct {
 static Flight *flight_of(const Run *r, bool backward, const Step *u, int section)
 {
     const Schedule *s = r->s;
-    return &r->flight[((backward * s->m + u->microbatch) * s->k + u->slice) * s->P * s->v + section];
+    int unit = (backward * s->m + u->microbatch) * s->k + u->slice;
+    return &r->flight[unit * s->P * s->v + section];
 }
 
 static void span(Run *r, int stage, Stream stream, double start, double end, const Step *u)

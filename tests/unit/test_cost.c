@@ -63,7 +63,8 @@ Test(cost, products_of_a_layer)
 /* design.md 2: V = [4TH(y-1) + 12TH(z-1) + 12H^2(x-1)] / (xyz) words, forward. */
 Test(cost, words_received_of_a_layer)
 {
-    static const int grid[][3] = { { 1, 8, 1 }, { 2, 2, 2 }, { 4, 2, 1 }, { 1, 4, 2 }, { 1, 2, 4 } };
+    static const int grid[][3] = { { 1, 8, 1 }, { 2, 2, 2 }, { 4, 2, 1 }, { 1, 4, 2 },
+                                   { 1, 2, 4 } };
     for (int i = 0; i < 5; i++) {
         double x = grid[i][0], y = grid[i][1], z = grid[i][2], H = 2048, e = 2;
         const char *const sets[] = { str_fmt("plan.cube=[%g,%g,%g]", x, y, z),
