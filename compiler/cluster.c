@@ -11,10 +11,17 @@
  * in memory (bias + GELU in the backward pass, normalised rows): that costs no
  * extra reads. Backward operators that need no gradient float: they are
  * computed where they are read.
+ *
+ * A kernel takes RT_MAX_ARGS tensors: a cluster that would touch too many ends, and
+ * the operator is one level up. (What is computed again may add some.)
  */
 #include "partition.h"
 
-enum { MAX_INLINE = 48 };       // TUNING: operators computed again in one place, at most
+enum {
+    MAX_INLINE = 48,            // TUNING: operators computed again in one place, at most
+    MAX_ENDS = 32,              // TUNING: tensors in memory that a cluster touches, about
+    MAX_FLOAT = 12              // TUNING: those that a floating operator reads
+};
 
 int cluster_of(Part *q, OpId op)
 {
@@ -70,6 +77,63 @@ static bool unify(Shape a, Shape b, Shape *out)
            (a.parts == 0 || a.parts == b.width);
 }
 
+/* ---- tensors in memory that a cluster touches ----------------------------------------- */
+
+/* Adds t; false: there are more than `most`. */
+static bool end_add(Ends *e, TensorId t, int most)
+{
+    for (int i = 0; i < e->n; i++)
+        if (e->at[i] == t)
+            return true;
+    vec_add(e, t);
+    return e->n <= most;
+}
+
+/* Adds what o reads that is not made in the cluster (NONE: in none); a floating operand is
+ * computed in place, its operands are read. `steps` are left. */
+static bool reads_add(Part *q, const Op *o, int cluster, Ends *e, int most, int *steps)
+{
+    const Plan *p = q->p;
+    if (--*steps < 0)
+        return false;
+    for (int j = 0; j < o->nin; j++) {
+        const Tensor *t = &p->tensors.at[o->in[j]];
+        if (t->kind == T_NUMBER)
+            continue;
+        if (t->def != NONE && q->info[t->def].floating) {
+            if (!reads_add(q, &p->ops.at[t->def], cluster, e, most, steps))
+                return false;
+        } else if (t->def == NONE || cluster == NONE || cluster_of(q, t->def) != cluster) {
+            if (!end_add(e, o->in[j], most))
+                return false;
+        }
+    }
+    return true;
+}
+
+/* What o reads, and what it surely writes: gradients of vectors, operands of products. */
+static bool ends_add(Part *q, const Op *o, int cluster, Ends *e, int most)
+{
+    TensorId t = o->out[0];
+    bool out = o->kind == OP_COLSUM;
+    int steps = 8 * MAX_ENDS;
+    for (int k = 0; k < q->spot[t].nuses && !out; k++)
+        out = !is_row_op(&q->p->ops.at[q->spot[t].use[k]]);
+    return reads_add(q, o, cluster, e, most, &steps) && (!out || end_add(e, t, most));
+}
+
+static bool ends_fit(const RowGroup *a, const RowGroup *b)
+{
+    int n = a->ends.n;
+    for (int i = 0; i < b->ends.n; i++) {
+        bool known = false;
+        for (int k = 0; k < a->ends.n && !known; k++)
+            known = a->ends.at[k] == b->ends.at[i];
+        n += !known;
+    }
+    return n <= MAX_ENDS;
+}
+
 static Shape group_shape(const RowGroup *g)
 {
     return (Shape){ g->width, g->parts, g->narrow };
@@ -121,17 +185,19 @@ static void join(Part *q, int into, int from)
     b->joined = into;
     for (int i = 0; i < b->ops.n; i++)
         vec_add(&a->ops, b->ops.at[i]);
+    for (int i = 0; i < b->ends.n; i++)
+        end_add(&a->ends, b->ends.at[i], MAX_ENDS);
 }
 
 static bool groups_fit(const RowGroup *a, const RowGroup *b)
 {
     Shape s;
     return a->home == b->home && a->phase == b->phase && a->region == b->region &&
-           a->level == b->level && unify(group_shape(a), group_shape(b), &s);
+           a->level == b->level && unify(group_shape(a), group_shape(b), &s) && ends_fit(a, b);
 }
 
 /* Floating: a backward row operator none of whose operands is a gradient. */
-static bool floats(const Part *q, const Op *o)
+static bool floats(Part *q, const Op *o)
 {
     const Plan *p = q->p;
     if (o->phase != PHASE_BACKWARD || op_class[o->kind] != C_ROW)
@@ -141,7 +207,9 @@ static bool floats(const Part *q, const Op *o)
         if (d != NONE && p->ops.at[d].phase == PHASE_BACKWARD && !q->info[d].floating)
             return false;
     }
-    return true;
+    Ends e = { 0 };
+    int steps = 8 * MAX_ENDS;
+    return reads_add(q, o, NONE, &e, MAX_FLOAT, &steps);
 }
 
 static void place_op(Part *q, OpId i, int base)
@@ -182,11 +250,20 @@ static void place_op(Part *q, OpId i, int base)
         unify(group_shape(&q->clusters.at[mine]), s, &both);
         reshape(&q->clusters.at[mine], both);
     }
+    Ends ends = { 0 };
+    if (mine != NONE && !clash) {
+        Ends *e = &q->clusters.at[mine].ends;
+        for (int k = 0; k < e->n; k++)
+            vec_add(&ends, e->at[k]);
+        clash = !ends_add(q, o, mine, &ends, MAX_ENDS);
+    }
     if (clash) {
         f->level++;
         mine = NONE;
     }
     if (mine == NONE) {
+        ends.n = 0;
+        ends_add(q, o, NONE, &ends, MAX_ENDS);
         RowGroup g = { .home = home, .phase = o->phase, .region = f->region, .width = s.width,
                        .parts = s.parts, .narrow = s.narrow, .level = f->level,
                        .joined = NONE };
@@ -194,6 +271,7 @@ static void place_op(Part *q, OpId i, int base)
         vec_add(&q->clusters, g);
     }
     f->cluster = mine;
+    q->clusters.at[mine].ends = ends;
     vec_add(&q->clusters.at[mine].ops, i);
 }
 

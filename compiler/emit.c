@@ -120,9 +120,9 @@ static const char *row_key(const RowProg *r)
 
 static void arg(Emit *m, RtStep *s, ValueId v)
 {
-    if (s->nargs == RT_MAX_ARGS)
-        bug("a kernel of more than %d arguments", RT_MAX_ARGS);
-    s->arg[s->nargs++] = ref(m, v);
+    if (s->nargs < RT_MAX_ARGS)
+        s->arg[s->nargs] = ref(m, v);
+    s->nargs++;
 }
 
 static void ld_of(const Emit *m, KernelSpec *s, const Inst *n)
@@ -175,7 +175,8 @@ static void attention_step(Emit *m, RtStep *s, const Inst *n)
     const Value *q = val(m, n->in[0]), *k = val(m, n->in[1]);
     KernelSpec spec = { .kind = back ? K_ATTN_DX : K_ATTN, .heads = q->cols / hd,
         .kv_heads = k->cols / hd, .hd = hd, .nseq = m->p->is.microbatch, .causal = f->causal,
-        .window = f->window, .scale = f->scale, .softcap = f->softcap };
+        .window = f->window < m->p->is.sequence ? f->window : 0,    // a longer one is none
+        .scale = f->scale, .softcap = f->softcap };
     ld_of(m, &spec, n);
     in_out_args(m, s, n);
     s->kind = RT_KERNEL;
@@ -286,9 +287,7 @@ static void merge_step(Emit *m, RtStep *s, const Inst *n)
     s->rows = val(m, n->out[0])->rows;
     s->nstats = n->nstats;
     s->stat_n = n->stat_n;
-    if (n->nstats > 8)
-        bug("%d statistics in one merge", n->nstats);
-    for (int i = 0; i < n->nstats; i++)
+    for (int i = 0; i < n->nstats && i < RT_MAX_ARGS; i++)      // arg() reports more
         s->stat[i] = n->stat[i] == OP_SUM ? 0 : n->stat[i] == OP_ROWMAX ? 1
                    : n->stat[i] == OP_VAR ? 2 : 3;
     for (int i = 0; n->kind == I_MERGE && i < n->nout; i++)
@@ -377,6 +376,10 @@ static void step(Emit *m, const Inst *n)
     default:
         plain_step(m, &s, n);
     }
+    if (s.nargs > RT_MAX_ARGS && !diag_errors())
+        diag_error(n->loc, "too-large", "`%s` works on %d tensors at once; at most %d are "
+                   "supported", n->op != NONE ? m->p->ops.at[n->op].name : n->name, s.nargs,
+                   RT_MAX_ARGS);
     /* Gradients: the first microbatch overwrites, later ones add. */
     if (n->nout == 1 && !s.accumulate && n->phase <= PHASE_BACKWARD &&
         m->p->buffers.at[val(m, n->out[0])->buffer].class == BUF_GRADS)

@@ -17,7 +17,7 @@
  */
 #include "llvm_emit.h"
 
-enum { MAX_REDUCTIONS = 12, PUT_BYTES = 64 << 10 };
+enum { PUT_BYTES = 64 << 10 };
 static const double huge_of[2] = { 1e30, 1e300 };       // R_FIRST: nowhere
 
 typedef struct {
@@ -30,7 +30,7 @@ typedef struct {
     L *l; const RowProg *p;
     int64_t pw; int lanes;      // columns of a part; vector width used
     int nphases;
-    int nred; Reduction red[MAX_REDUCTIONS];
+    int nred; Reduction *red;
     /* per node */
     int *level;
     int *seen, *stored;         // first phase that evaluates, that has stored it; NONE
@@ -96,7 +96,6 @@ static int level_of(const Rows *r, const RowNode *n)
 
 static int add_reduction(Rows *r, RowNodeKind kind, int a, int b, int node, int phase)
 {
-    if (r->nred == MAX_REDUCTIONS) bug("row program %s: too many reductions", r->p->name);
     r->red[r->nred] = (Reduction){ kind, a, b, node, phase, NONE, NULL };
     return r->nred++;
 }
@@ -600,7 +599,8 @@ void emit_rows(L *l, const KernelSpec *spec)
     Rows *r = NEW(Rows);
     *r = (Rows){ .l = l, .p = p, .pw = p->width / p->parts, .lanes = l->lanes, .nphases = 1,
         .level = NEWN(int, n), .seen = NEWN(int, n), .stored = NEWN(int, n),
-        .mark = NEWN(int, n), .scalar = NEWN(bool, n), .put = NEWN(bool, n),
+        .mark = NEWN(int, n), .red = NEWN(Reduction, 2 * n),
+        .scalar = NEWN(bool, n), .put = NEWN(bool, n),
         .one = NEWN(Val, n), .all = NEWN(Val, n), .memo = NEWN(Val, n), .aside = NEWN(Val, n) };
     if (p->width % p->parts) bug("row program %s: %d parts", p->name, p->parts);
     while (r->lanes / 2 >= r->pw) r->lanes /= 2;

@@ -36,6 +36,8 @@ typedef struct {
     int nunits; UnitId *unit;   // LINEAR (of the backward ones: see `of`), EMBED
 } OpInfo;
 
+typedef VEC(TensorId) Ends;
+
 typedef struct {
     char home; Phase phase; bool region;
     int64_t width; int parts;       // parts 0: not known yet
@@ -43,6 +45,7 @@ typedef struct {
     int level, joined;              // joined: merged into that cluster (NONE: itself)
     bool emitted;
     VEC(OpId) ops;
+    Ends ends;                      // tensors in memory that it touches, about
 } RowGroup;
 
 typedef struct { ValueId value; int left; } Psum;     // shared partial buffer; terms to come

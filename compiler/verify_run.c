@@ -27,9 +27,10 @@ int verify_execute(Compile *c, const Emitted *e)
         fprintf(stderr, "verify: %d values differ\n", same.bad);
     else if (!c->o->quiet)
         printf("%s, data %d, cube [%d, %d, %d]: %" PRId64 " step%s against the reference: losses "
-               "and norms within %.1e, %d gradients within %.1e (worst: %s)\n",
+               "and norms within %.1e, %d gradients within %.1e%s\n",
                c->plan->model_name, is->data, is->x, is->y, is->z, steps, steps == 1 ? "" : "s",
-               same.worst_scalar, t->graph->nparams, same.worst, same.worst_name);
+               same.worst_scalar, t->graph->nparams, same.worst,
+               same.worst > 0 ? str_fmt(" (worst: %s)", same.worst_name) : "");
     return same.bad || same.steps < steps ? EXIT_FAULT : EXIT_FINE;
 }
 
@@ -53,6 +54,8 @@ int command_verify(Compile *c)
     if (c->o->is_static)
         return EXIT_FINE;
     Emitted *e = emit_program(c->plan);
+    if (diag_errors())
+        return EXIT_INPUT;
     bool large = verify_flops(c->plan, e) > VERIFY_FLOPS || plan_ranks(c->plan) > VERIFY_RANKS;
     if (c->o->is_small || (large && !c->o->is_full))
         return verify_shrunk(c);

@@ -57,7 +57,7 @@ enum { RT_A2A_AB, RT_A2A_BA, RT_A2A_HEADS, RT_A2A_TOKENS };
 /* What RtCall.ids holds for the rows of a kernel step. */
 enum { RT_IDS_NONE, RT_IDS_TOKENS, RT_IDS_POSITIONS, RT_IDS_TARGETS };
 
-enum { RT_MAX_ARGS = 24 };
+enum { RT_MAX_ARGS = 64 };
 
 /* One matrix in the rank's block: element (r, c) at byte offset + (r*ld + c)*size. */
 typedef struct { int64_t offset, ld; } RtRef;
@@ -97,7 +97,7 @@ typedef struct {
                                     // elements (collectives, ZERO)
     int64_t cols;                   // columns of the local src (A2A HEADS and TOKENS, COPY)
     int32_t columns_src, columns_dst;   // A2A: column tables of both sides (index, or -1)
-    int32_t nstats; uint8_t stat[8];    // MERGE: 0 sum 1 max 2 var (mean, M2) 3 min
+    int32_t nstats; uint8_t stat[RT_MAX_ARGS];    // MERGE: 0 sum 1 max 2 var (mean, M2) 3 min
     int64_t stat_n;                 // MERGE: elements behind each member's (mean, M2)
     /* kernels */
     int64_t items;                  // rows, or (sequence, head) pairs...: split among workers
