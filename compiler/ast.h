@@ -112,7 +112,7 @@ typedef struct {
     LrKind schedule; Loc schedule_loc;
     int64_t warmup, decay; double lr_min;
     Precision precision; Loc precision_loc;
-    bool reduce_bf16;
+    bool reduce_bf16; Loc reduce_loc;
     VEC(Word) no_decay;
     // 0: never; the paths of these two are joined with their file's folder
     int64_t validate_every, validate_batches; const char *validate_data;

@@ -106,8 +106,10 @@ static void read_reduce(void *into, const Entry *entry)
     const Expr *e = only(entry);
     const char *word = e ? read_word(entry->name, e, "fp32 bf16") : NULL;
 
-    if (word)
+    if (word) {
         ((Train *)into)->reduce_bf16 = strcmp(word, "bf16") == 0;
+        ((Train *)into)->reduce_loc = e->loc;
+    }
 }
 
 static void read_clip(void *into, const Entry *entry)

@@ -88,8 +88,16 @@ static void check_rows(const Plan *p)
         if (p->config->train.batch.loc.end)
             diag_note(p->config->train.batch.loc, "the batch of %" PRId64 " stands here",
                       is->batch);
-        diag_hint("a batch of %" PRId64 " fits, or a sequence that is a multiple of %" PRId64,
-                  (is->batch + b * is->data - 1) / (b * is->data) * (b * is->data),
+        int64_t micro = b, unit = b * is->data;
+        while (is->batch / is->data % micro && micro < is->batch / is->data)
+            micro += b;
+        if (is->batch % is->data || is->batch / is->data % micro)
+            micro = b;
+        int64_t batch = (is->batch + unit - 1) / unit * unit;
+        const char *fits = !s->microbatch.set ? str_fmt("a batch of %" PRId64 " fits", batch)
+            : batch == is->batch ? str_fmt("microbatch = %" PRId64 " fits", micro)
+            : str_fmt("microbatch = %" PRId64 " and a batch of %" PRId64 " fit", micro, batch);
+        diag_hint("%s, or a sequence that is a multiple of %" PRId64, fits,
                   step / gcd64(step, is->microbatch));
     }
     if (is->balanced && is->sequence % (2 * is->x * is->z)) {
@@ -286,8 +294,9 @@ static bool is_copied(const Plan *p, int64_t width, int y)
 
 bool mesh_fits(const Plan *p, int data, int x, int y, int z)
 {
-    int64_t T = p->is.batch / data * p->is.sequence;
-    if (p->is.batch % data || T % (x * lcm64(y, z)))
+    const PlanSpec *s = &p->config->plan;
+    int64_t each = p->is.batch / data, b = s->microbatch.set ? (int64_t)s->microbatch.v : each;
+    if (p->is.batch % data || each % b || b * p->is.sequence % (x * lcm64(y, z)))
         return false;
     for (int i = 0; i < p->nforward; i++) {
         const Op *o = &p->ops.at[i];
@@ -484,6 +493,7 @@ static void find_refused(Plan *p)
         { p->is.zero >= 2, "zero = 2 and 3", s->zero.loc, "zero = 1" },
         { t->precision > PREC_FP32, "precisions below fp32", t->precision_loc,
           "precision = fp32" },
+        { t->reduce_bf16, "reduce = bf16", t->reduce_loc, "reduce = fp32" },
         { is_word(s->partition, "summa"), "partition = summa(q)", s->partition.loc,
           "partition = 3d" },
         { t->validate_every > 0, "validate", t->validate_loc, NULL },

@@ -205,8 +205,8 @@ static void print_parameters_table(const Plan *p, FILE *f)
         const char *shape = w->kind == PARAM_VECTOR ? str_fmt("%" PRId64, w->width)
             : str_fmt("%" PRId64 " x %" PRId64, w->rows, w->width);
         const char *line = str_fmt("  %-44s %-14s %-8s %-10s %-8s %-8s %10s",
-            print_turnless(w->name, w->turn), shape, axes_text(p, u->row_axis, u->rep),
-            axes_text(p, u->col_axis, u->rep), axes_text(p, u->spread, u->rep),
+            w->turn == NONE ? w->name : print_turnless(w->name, w->turn), shape,
+            axes_text(p, u->row_axis, u->rep), axes_text(p, u->col_axis, u->rep), axes_text(p, u->spread, u->rep),
             axes_text(p, u->repl, u->rep), str_bytes(bytes));
         int at = map_get(seen, line);
         if (at >= 0) {
@@ -295,6 +295,12 @@ static void print_block(const Plan *p, FILE *f)
     else
         fprintf(f, "    recompute    = %s\n", s->recompute.v ? s->recompute.v : "none");
     fprintf(f, "    zero         = %d\n", is->zero);
+    if (s->ranks.n == 5) {
+        fprintf(f, "    ranks        = [");
+        for (int i = 0; i < 5; i++)
+            fprintf(f, "%s%s", i ? ", " : "", s->ranks.at[i]);
+        fprintf(f, "]\n");
+    }
     fprintf(f, "    attention    = %s\n", attention_word[is->attention]);
     fprintf(f, "    rows         = %s\n", is->balanced ? "balanced" : "plain");
     fprintf(f, "    keep         = %s\n", keep_word(is));

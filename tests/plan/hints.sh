@@ -47,6 +47,9 @@ rows-balanced   | rows = plain           | --set plan.rows=plain
 rows-balanced   | a sequence of 42       | --set train.sequence=42
 rows-divide     | a batch of 10 fits     | --set train.batch=10
 rows-divide     | a multiple of 5        | --set train.sequence=50
+rows-microbatch | microbatch = 4 fits    | --set plan.microbatch=4
+rows-microbatch | a multiple of 2        | --set train.sequence=4
+rows-microbatch2 | microbatch = 3 and a batch of 6 fit | --set plan.microbatch=3 --set train.batch=6
 slice-causal    | uniform(1)             | --set plan.slices=uniform(1)
 slices-sum      | the last slice 28      | --set plan.slices=[20,28]
 width-divides   | z can be 4             | --set plan.cube=[1,1,4]

@@ -32,6 +32,7 @@ done <<'W'
 --set plan.zero=3 --set plan.data=2        | zero = 1
 --set plan.partition=summa(2)              | partition = 3d
 --set train.precision=bf16                 | precision = fp32
+--set train.reduce=bf16                    | reduce = fp32
 --set train.checkpoint=every(2,"d")        |
 --set train.validate=every(2,data="x.txt") |
 W
