@@ -29,8 +29,8 @@ const LlvmApi *llvm_load(const char *command)
         return api;
     const char *path = str_fmt("%s/teracube_llvm.so", own_folder());
     if (access(path, R_OK) != 0)
-        die(EXIT_WORLD, "%s makes machine code with LLVM 19, and this teracube was built without "
-            "it; install llvm-19-dev and build again", command);
+        die(EXIT_WORLD, "%s makes machine code with %s, which is not there; where teracube was "
+            "built without LLVM, install llvm-19-dev and build again", command, path);
     void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (lib)
         api = dlsym(lib, "llvm_api");

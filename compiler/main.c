@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "options.h"
@@ -352,6 +353,19 @@ static void check_words(const Options *o)
         die(EXIT_USAGE, "--small and --full exclude each other");
 }
 
+/* A slip of the command line must not cost the model: outputs are no inputs. */
+static void keep_inputs(const Options *o)
+{
+    const char *const out[][2] = { { "-o", o->output }, { "--save", o->save }, { "--log", o->log },
+                                   { "--trace", o->trace } };
+    struct stat a, b;
+    for (size_t i = 0; i < sizeof out / sizeof *out; i++)
+        for (int k = 0; out[i][1] && k < o->in.nfiles; k++)
+            if (stat(out[i][1], &a) == 0 && stat(o->in.files[k], &b) == 0 &&
+                a.st_dev == b.st_dev && a.st_ino == b.st_ino)
+                die(EXIT_USAGE, "%s %s would overwrite the model file", out[i][0], out[i][1]);
+}
+
 int main(int argc, char **argv)
 {
     rt_guard_files();
@@ -362,6 +376,7 @@ int main(int argc, char **argv)
     check_words(&o);
     if (o.in.nfiles == 0)
         die(EXIT_USAGE, "%s needs a model file", o.command);
+    keep_inputs(&o);
     Ast *ast = parse_files(&o.in);
     if (asked(o.dump, "parse"))
         print_ast(ast, stderr);

@@ -59,6 +59,8 @@ int command_run(Compile *c)
     if (!compile_to(c, "memory"))
         return EXIT_INPUT;
     Emitted *e = emit_program(c->plan);
+    if (diag_errors())
+        return EXIT_INPUT;
     double t = now_s();
     Kernels *k = make_kernels(c, e);
     RtProgram program = emitted_program(e, jit_kernels(k));
@@ -133,9 +135,13 @@ int command_build(Compile *c)
     if (!training_is_complete(c) || !compile_to(c, "memory"))
         return EXIT_INPUT;
     const char *lib = runtime_library();
-    const char *obj = str_fmt("%s.o.%ld", c->o->output, (long)getpid());
-    const char *exe = str_fmt("%s.new.%ld", c->o->output, (long)getpid());
-    object(c, emit_program(c->plan), obj);
+    const char *dot = c->o->output[0] == '-' ? "./" : "";       // no option of the linker
+    const char *obj = str_fmt("%s%s.o.%ld", dot, c->o->output, (long)getpid());
+    const char *exe = str_fmt("%s%s.new.%ld", dot, c->o->output, (long)getpid());
+    Emitted *e = emit_program(c->plan);
+    if (diag_errors())
+        return EXIT_INPUT;
+    object(c, e, obj);
     const char *cc = getenv("CC") ? getenv("CC") : "cc";
     const char *const argv[] = { cc, "-o", exe, obj, lib, "-lm", "-lpthread", "-ldl",
 #ifdef TERACUBE_SAN

@@ -14,6 +14,15 @@ fails 4 'folder: error: could not write the weights there: it is no regular file
                                         "$t" run "$M" $D --save folder
 fails 4 'folder: error: could not open the log: Is a directory' "$t" run "$M" $D --log folder
 fails 4 'could not write folder: '      "$t" build "$M" $D --target cpu -o folder
+cp "$M" own.tcube; cp own.tcube kept.tcube      # a slip does not cost the model
+for option in --save --log --trace; do
+    fails 2 "$option ./own.tcube would overwrite the model file" \
+                                        "$t" run own.tcube $D $option ./own.tcube
+done
+fails 2 'would overwrite the model'     "$t" build own.tcube $D --target cpu -o own.tcube
+is 'the model is kept' "$(cat own.tcube)" = "$(cat kept.tcube)"
+works                                   "$t" build "$M" $D --target cpu -q -o -exe
+is 'an executable whose name begins with -' -x ./-exe
 mkfifo pipe         # never a device of the machine: a fault would replace it
 fails 4 'pipe: error: could not write the weights there: it is no regular file' \
                                         "$t" run "$M" $D --save pipe
