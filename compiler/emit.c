@@ -83,12 +83,16 @@ static int32_t kernel(Emit *m, KernelSpec s, const char *name, const char *tail,
     static const char *const word[K_KINDS] = { "rows", "attn", "attn_dx", "rope", "rope_table",
         "embed", "embed_dw", "ce_stat", "ce", "norm", "adamw", "sgd" };
     s.is_double = m->real == 8;
-    s.key = str_fmt("%s r%d n%" PRId64 " b%" PRId64 " c%" PRId64 " ld %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64
-        " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " h%" PRId64 "/%" PRId64 " d%" PRId64
-        " q%" PRId64 " %d w%" PRId64 " s%.17g %.17g t%.17g %" PRId64 " %d%d %s",
-        word[s.kind], (int)m->real, s.nrows, s.brows, s.cols, s.ld[0], s.ld[1], s.ld[2], s.ld[3], s.ld[4],
-        s.ld[5], s.ld[6], s.ld[7], s.ld[8], s.heads, s.kv_heads, s.hd, s.nseq, s.causal, s.window,
-        s.scale, s.softcap, s.theta, s.rotary, s.interleaved, s.inverse, more ? more : "");
+    Text key = { 0 };       // all that the code depends on
+    text_add(&key, "%s r%d n%" PRId64 " b%" PRId64 " c%" PRId64 " ld", word[s.kind],
+             (int)m->real, s.nrows, s.brows, s.cols);
+    for (int i = 0; i < 9; i++)
+        text_add(&key, " %" PRId64, s.ld[i]);
+    text_add(&key, " h%" PRId64 "/%" PRId64 " d%" PRId64 " q%" PRId64 " %d w%" PRId64, s.heads,
+             s.kv_heads, s.hd, s.nseq, s.causal, s.window);
+    text_add(&key, " s%.17g %.17g t%.17g %" PRId64 " %d%d %s", s.scale, s.softcap, s.theta,
+             s.rotary, s.interleaved, s.inverse, more ? more : "");
+    s.key = key.at;
     int at = map_get(m->keys, s.key);
     if (at >= 0)
         return at;

@@ -19,17 +19,17 @@ typedef struct {
     void (*run)(Plan *p);
     bool verified;              // verify_plan can look at the plan afterwards
     void (*print)(const Plan *p, FILE *f);      // -d NAME
-    const char *needs, *gives;
+    const char *gives;
 } Pass;
 
 static const Pass passes[] = {
-/*    name         function          verify print        needs        gives                      */
-    { "graph",     graph_build,      true,  print_graph, "ast",       "operators in program order" },
-    { "mesh",      mesh_choose,      true,  print_graph, "graph",     "sizes of the axes, choices" },
-    { "fuse",      fuse_linears,     true,  print_graph, "graph",     "linears that share an input" },
-    { "autodiff",  autodiff_add,     true,  print_graph, "graph",     "the backward operators" },
-    { "partition", partition_choose, true,  print_insts, "mesh",      "layouts, collectives, one rank's program" },
-    { "memory",    memory_place,     true,  print_insts, "partition", "offsets in one block" },
+/*    name         function          verify  print        gives (each needs the ones above) */
+    { "graph",     graph_build,      true,   print_graph, "operators in program order" },
+    { "mesh",      mesh_choose,      true,   print_graph, "sizes of the axes, choices" },
+    { "fuse",      fuse_linears,     true,   print_graph, "linears that share an input" },
+    { "autodiff",  autodiff_add,     true,   print_graph, "the backward operators" },
+    { "partition", partition_choose, true,   print_insts, "layouts, collectives, instructions" },
+    { "memory",    memory_place,     true,   print_insts, "offsets in one block" },
 };
 enum { NPASSES = sizeof passes / sizeof *passes };
 
@@ -155,7 +155,7 @@ typedef struct { const char *name; int (*run)(Compile *c); const char *what; } C
 static const Command commands[] = {
     { "check",  command_check,  "errors and warnings only" },
     { "plan",   command_plan,   "the resolved plan: layouts, collectives, memory (--json)" },
-    { "simulate", command_simulate, "predicted times of a step, with stages and slices (--trace F)" },
+    { "simulate", command_simulate, "predicted step: stages, slices, times (--trace F)" },
     { "verify", command_verify, "static checks, then a step against the reference" },
     { "run",    command_run,    "train here (--steps --load --save --log --threads --reference)" },
     { "build",  command_build,  "an executable (--target cpu -o EXE)" },

@@ -82,8 +82,8 @@ static void check_rows(const Plan *p)
     if (is->T % step) {
         int64_t b = step / gcd64(step, is->sequence);
         diag_error(s->cube_loc.end ? s->cube_loc : s->loc, "rows-divide", "%" PRId64
-                   " sequence%s of %" PRId64 " tokens %s not a multiple of x*lcm(y, z) = %" PRId64, is->microbatch,
-                   is->microbatch > 1 ? "s" : "", is->sequence,
+                   " sequence%s of %" PRId64 " tokens %s not a multiple of x*lcm(y, z) = %" PRId64,
+                   is->microbatch, is->microbatch > 1 ? "s" : "", is->sequence,
                    is->microbatch > 1 ? "are" : "is", step);
         if (p->config->train.batch.loc.end)
             diag_note(p->config->train.batch.loc, "the batch of %" PRId64 " stands here",
@@ -442,14 +442,18 @@ static void choose_chunk(Plan *p)
         is->logits_chunk = want;
         return;
     }
-    for (int64_t c = R; c >= is->z; c--)
-        if (R % c == 0 && c % is->z == 0) {
-            if (c <= want) {
-                best = c * 4 >= want ? c : best;
-                break;
-            }
-            best = c;
+    int64_t below = 0, above = 0;           // the nearest legal sizes around `want`
+    for (int64_t d = 1; d * d <= R; d++)
+        for (int k = 0; k < 2 && R % d == 0; k++) {
+            int64_t c = k ? R / d : d;
+            if (c % is->z)
+                continue;
+            if (c <= want)
+                below = c > below ? c : below;
+            else if (above == 0 || c < above)
+                above = c;
         }
+    best = below * 4 >= want || above == 0 ? below : above;
     is->logits_chunk = best;
 }
 

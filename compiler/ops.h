@@ -52,8 +52,8 @@ OP(EMBED_DW, "embed_dw", C_ACC)     // ids, dy -> dE
 /* the rest */
 OP(LINEAR,   "linear",   C_OTHER)   // x, W1, W2.. -> [x W1 | x W2 ..]; transposed: x WT
 OP(LINEAR_DX,"linear_dx",C_OTHER)   // dy, W1, W2.. -> dy [W1 | W2 ..]T; transposed: dy W
-OP(PSUM,     "psum",     C_OTHER)   // a + b + .. of LINEAR, LINEAR_DX or EMBED results: summed while
-                                    // partial, before one reduce-scatter (made by place.c)
+OP(PSUM,     "psum",     C_OTHER)   // a + b + .. of LINEAR, LINEAR_DX or EMBED results: added
+                                    // while partial, before one reduce-scatter (by place.c)
 OP(EMBED,    "embed",    C_OTHER)   // ids, E
 OP(SPLIT,    "split",    C_OTHER)   // x -> n results of widths sizes[], inside each of `parts`
 OP(CONCAT,   "concat",   C_OTHER)   // inverse of SPLIT

@@ -209,7 +209,7 @@ typedef enum {
     R_NUMBER,               // c
     R_OP,                   // op (C_ROW) on a, b
     R_SUM, R_MEAN, R_M2, R_MAX, R_FIRST,    // FULL -> PART; M2 = sum of (x-mean)^2 over a part;
-                            // FIRST(a, b): smallest column index (see colmap) where a == b, else +inf
+                            // FIRST(a, b): smallest index (see colmap) where a == b, else huge
     R_STORE,                // a -> argument arg (row, column)
     R_STOREPART,            // a (PART) -> argument arg (row, part)
     R_COLSUM                // argument arg [column % length] += sum over rows of a

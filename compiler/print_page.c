@@ -206,8 +206,8 @@ static void print_parameters_table(const Plan *p, FILE *f)
             : str_fmt("%" PRId64 " x %" PRId64, w->rows, w->width);
         const char *line = str_fmt("  %-44s %-14s %-8s %-10s %-8s %-8s %10s",
             w->turn == NONE ? w->name : print_turnless(w->name, w->turn), shape,
-            axes_text(p, u->row_axis, u->rep), axes_text(p, u->col_axis, u->rep), axes_text(p, u->spread, u->rep),
-            axes_text(p, u->repl, u->rep), str_bytes(bytes));
+            axes_text(p, u->row_axis, u->rep), axes_text(p, u->col_axis, u->rep),
+            axes_text(p, u->spread, u->rep), axes_text(p, u->repl, u->rep), str_bytes(bytes));
         int at = map_get(seen, line);
         if (at >= 0) {
             rows.at[at].count++;

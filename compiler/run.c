@@ -158,9 +158,9 @@ int command_build(Compile *c)
         die(EXIT_WORLD, "%s could not link %s (status %d)", cc, c->o->output, status);
     }
     if (rename(exe, c->o->output) != 0) {
-        int e = errno;
+        int why = errno;
         unlink(exe);
-        die(EXIT_WORLD, "could not write %s: %s", c->o->output, strerror(e));
+        die(EXIT_WORLD, "could not write %s: %s", c->o->output, strerror(why));
     }
     if (!c->o->quiet)
         printf("%s: %d rank%s as threads; run it with --help\n", c->o->output,

@@ -245,6 +245,21 @@ void rt_data_close(Rt *rt)
     rt->data = NULL;
 }
 
+/* Refuses a target that is one of the data files: opening it would empty it. */
+int rt_data_spare(Rt *rt, const char *option, const char *path)
+{
+    struct stat a, b;
+    if (path == NULL || rt->data == NULL || stat(path, &a) != 0)
+        return RT_OK;
+    for (int i = 0; i < rt->data->nfiles; i++) {
+        const char *name = rt->data->file[i].name;
+        if (name && stat(name, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino)
+            return rt_fail(rt, RT_USAGE, "%s: error: %s %s would overwrite the training data",
+                           rt->exe, option, path);
+    }
+    return RT_OK;
+}
+
 int64_t rt_data_tokens(const RtData *d) { return d->n; }
 
 /* ---- tokens -------------------------------------------------------------- */

@@ -110,6 +110,9 @@ static int train(Rt *rt)
     RT_TRY(choose_comm(rt));
     if (rt->steps > 0) {
         RT_TRY(rt_data_open(rt));
+        RT_TRY(rt_data_spare(rt, "--log", rt->log_path));
+        RT_TRY(rt_data_spare(rt, "--save", rt->options->save));
+        RT_TRY(rt_data_spare(rt, "--trace", rt->options->trace));
         if (has_products(rt))
             RT_TRY(rt_blas_open(rt));
     }

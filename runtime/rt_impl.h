@@ -277,6 +277,7 @@ void rt_gemm(const RtBlas *blas, bool trans_a, bool trans_b, int64_t m, int64_t 
 /* ---- data.c -------------------------------------------------------------- */
 
 int     rt_data_open(Rt *rt);
+int     rt_data_spare(Rt *rt, const char *option, const char *path);
 void    rt_data_close(Rt *rt);
 int64_t rt_data_tokens(const RtData *data);
 int64_t rt_data_token(const RtData *data, int64_t i);

@@ -21,6 +21,12 @@ for option in --save --log --trace; do
 done
 fails 2 'would overwrite the model'     "$t" build own.tcube $D --target cpu -o own.tcube
 is 'the model is kept' "$(cat own.tcube)" = "$(cat kept.tcube)"
+head -c 20000 /dev/zero | tr '\0' 'a' > own.txt
+for option in --save --log --trace; do
+    fails 2 "$option own.txt would overwrite the training data" \
+                                        "$t" run "$M" --set train.data=own.txt $option own.txt
+done
+is 'the data is kept' "$(wc -c < own.txt)" = 20000
 works                                   "$t" build "$M" $D --target cpu -q -o -exe
 is 'an executable whose name begins with -' -x ./-exe
 mkfifo pipe         # never a device of the machine: a fault would replace it
