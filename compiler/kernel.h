@@ -105,8 +105,8 @@ Kernels *emit_llvm(const KernelSpec *spec, int n, const char *module_name, FILE 
 void   **kernels_jit(Kernels *k);
 /*
  * Writes an object that defines the kernels and
- *     const void *const NAME_kernels[n];  const unsigned char NAME_data[];  (bytes)
- * for each of `nblobs` blobs (names and bytes given) to `path`.
+ *     const void *const rt_kernels[n];
+ * and, as constant bytes, one symbol for each of `nblobs` blobs, to `path`.
  * Returns 0, or -1 with errno.
  */
 int      kernels_object(Kernels *k, const char *path, int nblobs,

@@ -32,7 +32,7 @@ static void number_psums(Part *q)
         const Op *o = &p->ops.at[i];
         if (o->kind != OP_PSUM)
             continue;
-        Psum s = { NONE, o->nin };
+        Psum s = { NONE };
         vec_add(&q->psums, s);
         for (int j = 0; j < o->nin; j++)
             q->info[p->tensors.at[o->in[j]].def].psum = q->psums.n - 1;

@@ -48,7 +48,7 @@ typedef struct {
     Ends ends;                      // tensors in memory that it touches, about
 } RowGroup;
 
-typedef struct { ValueId value; int left; } Psum;     // shared partial buffer; terms to come
+typedef struct { ValueId value; } Psum;       // the buffer that its terms share
 
 typedef struct { int ncontrib, done; ValueId whole; bool *first; } UnitGrad;
 

@@ -290,7 +290,6 @@ typedef struct {
     bool is_vector_grad;    // all_reduce bundled over a range of the gradient region
     int nstats; uint8_t *stat;      // I_MERGE: OpKind of each statistic (SUM, ROWMAX, VAR, FIRST)
     int64_t stat_n;         // I_MERGE: elements a rank contributed to each part (VAR)
-    bool first;             // first in its microbatch loop: see accumulate
 } Inst;
 
 /* ======================= the plan ========================================= */
