@@ -642,7 +642,7 @@ void emit_attn_dx(L *l, const KernelSpec *s)
     Loop o = l_for(l, "item", l->lo, l->hi, 1, 0, NULL);
     Val kv = l_i64(l, s->kv_heads), seq = LLVMBuildUDiv(l->b, o.i, kv, "v_seq");
     b.kv_head = LLVMBuildURem(l->b, o.i, kv, "v_kv_head");
-    clear_keys(a, &b, seq);
+    if (!s->accumulate) clear_keys(a, &b, seq);
     /* heads h with h * kv_heads / heads = kv_head */
     Val from = l_imulc(l, b.kv_head, s->heads), to = l_iaddc(l, from, s->heads);
     from = LLVMBuildUDiv(l->b, l_iaddc(l, from, s->kv_heads - 1), kv, "");

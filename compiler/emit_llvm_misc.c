@@ -274,7 +274,7 @@ void emit_norm(L *l, const KernelSpec *s)
 
 /* ---- optimizers -------------------------------------------------------------------- */
 
-typedef struct { Val lr, scale, b1, c1, b2, c2, eps, decay, correct1, correct2, momentum; } Step;
+typedef struct { Val lr, scale, b1, c1, b2, c2, eps, decay, correct1, correct2, momentum; } Factors;
 
 static Val less_than_one(L *l, Val x)
 {
@@ -285,7 +285,7 @@ static Val less_than_one(L *l, Val x)
  * p -= lr ((m correct1) / (sqrt(v correct2) + eps) + decay p) */
 static void adamw_vector(L *l, void *state, Val i, Val n, Val *carry)
 {
-    Step *u = state;
+    Factors *u = state;
     (void)carry;
     Val p = get(l, l->arg[0], i, n), g = l_mul(l, get(l, l->arg[1], i, n), u->scale);
     Val m = l_fma(l, u->b1, get(l, l->arg[2], i, n), l_mul(l, u->c1, g));
@@ -300,7 +300,7 @@ static void adamw_vector(L *l, void *state, Val i, Val n, Val *carry)
 /* m = momentum m + g; p -= lr m */
 static void sgd_vector(L *l, void *state, Val i, Val n, Val *carry)
 {
-    Step *u = state;
+    Factors *u = state;
     (void)carry;
     Val g = l_mul(l, get(l, l->arg[1], i, n), u->scale);
     Val m = l_fma(l, u->momentum, get(l, l->arg[2], i, n), g);
@@ -312,8 +312,8 @@ void emit_update(L *l, const KernelSpec *s)
 {
     bool adamw = s->kind == K_ADAMW;
     l_kernel(l, s, adamw ? 4 : 3);
-    Step u = { .lr = everywhere(l, l_field(l, l->f64, lr)),
-               .scale = everywhere(l, l_field(l, l->f64, scale)) };
+    Factors u = { .lr = everywhere(l, l_field(l, l->f64, lr)),
+                  .scale = everywhere(l, l_field(l, l->f64, scale)) };
     if (adamw) {
         Val b1 = l_field(l, l->f64, beta1), b2 = l_field(l, l->f64, beta2);
         u.b1 = everywhere(l, b1);

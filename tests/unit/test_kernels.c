@@ -142,12 +142,8 @@ static void twin_backward(AttTwin *t)
         }
 }
 
-static void attention_case(const Att *a, bool dbl, int workers)
+static KernelSpec attention_spec(const Att *a, bool dbl, double scale)
 {
-    AttTwin t = { .a = a, .scale = 1 / sqrt((double)a->hd) };
-    orders(a, &t.q, &t.k);
-    RtCall call = { .runs_q = (int32_t *)t.q.runs, .runs_k = (int32_t *)t.k.runs,
-                    .nruns_q = t.q.nruns, .nruns_k = t.k.nruns };
     KernelSpec s = spec_of(K_ATTN, "attention", dbl);
     s.heads = a->heads;
     s.kv_heads = a->kv;
@@ -156,7 +152,17 @@ static void attention_case(const Att *a, bool dbl, int workers)
     s.causal = a->causal;
     s.window = a->window;
     s.softcap = a->softcap;
-    s.scale = t.scale;
+    s.scale = scale;
+    return s;
+}
+
+static void attention_case(const Att *a, bool dbl, int workers)
+{
+    AttTwin t = { .a = a, .scale = 1 / sqrt((double)a->hd) };
+    orders(a, &t.q, &t.k);
+    RtCall call = { .runs_q = (int32_t *)t.q.runs, .runs_k = (int32_t *)t.k.runs,
+                    .nruns_q = t.q.nruns, .nruns_k = t.k.nruns };
+    KernelSpec s = attention_spec(a, dbl, t.scale);
     Buf b[9];
     for (int i = 0; i < 9; i++) {
         bool keys = i == K || i == V || i == DK || i == DV;
@@ -210,6 +216,149 @@ static void attention(bool dbl, int v)
     attention_case(&atts[v], dbl, 1 + v % 3);
 }
 Test(attention, all) { both(attention, sizeof atts / sizeof *atts); }
+
+/* ---- attention, slice by slice ---------------------------------------------- */
+
+/*
+ * Slices of tokens: queries of [c, c + l), keys and values of [0, c + l), whose rows stand
+ * one slice after another. Backward: the last slice overwrites dk and dv, the others add.
+ */
+typedef struct { int64_t n, length[6]; } Cut;
+
+/* Rows row .. row+n as pieces of the positions pos .., the last piece first. */
+static void order_pieces(Order *o, int64_t row, int64_t n, int64_t seq, int64_t pos)
+{
+    while (n > 0) {
+        int64_t piece = 1 + below(n);
+        order_add(o, row + n - piece, piece, seq, pos);
+        pos += piece;
+        n -= piece;
+    }
+}
+
+/* Rows of the whole (token seq*len + pos) to those of `part` in order o, or back. */
+static void move_rows(AttTwin *t, int what, double *whole, const Order *o, Buf part, bool back)
+{
+    int64_t ld = t->ld[what];
+    for (int64_t r = 0; r < o->n; r++)
+        for (int64_t c = 0; c < ld; c++) {
+            double *x = &whole[(o->seq[r] * t->a->len + o->pos[r]) * ld + c];
+            if (back) *x = at(part, r * ld + c);
+            else put(part, r * ld + c, *x);
+        }
+}
+
+typedef struct {
+    AttTwin t; KernelSpec spec;
+    const Cut *cut;
+    Order q[6], k;
+    int64_t nruns_k[6];         // of each slice's prefix
+    Buf b[6][9];                // of each slice; keys: slice 0 has those of all
+    int workers;
+} Sliced;
+
+static bool of_keys(int what) { return what == K || what == V || what == DK || what == DV; }
+
+static void sliced_open(Sliced *z, bool dbl)
+{
+    const Att *a = z->t.a;
+    int64_t c = 0;
+    orders(a, &z->t.q, &z->t.k);
+    z->k = order_new(a->nseq * a->len);
+    for (int64_t i = 0; i < z->cut->n; c += z->cut->length[i++]) {
+        int64_t l = z->cut->length[i];
+        z->q[i] = order_new(a->nseq * l);
+        for (int64_t n = 0; n < a->nseq; n++) {
+            order_pieces(&z->q[i], n * l, l, n, c);
+            order_pieces(&z->k, a->nseq * c + n * l, l, n, c);
+        }
+        z->nruns_k[i] = z->k.nruns;
+    }
+    cr_assert_eq(c, a->len);
+    for (int w = 0; w < 9; w++) {
+        int64_t cols = w == LSE ? a->heads : (of_keys(w) ? a->kv : a->heads) * a->hd;
+        int64_t ld = z->t.ld[w] = z->spec.ld[w] = cols + below(3);
+        Buf whole = buf(dbl, a->nseq * a->len * ld, 1.5);
+        z->t.x[w] = copy(whole);
+        release(whole);
+        for (int64_t i = 0; i < z->cut->n; i++) {
+            Order *o = of_keys(w) ? &z->k : &z->q[i];
+            z->b[i][w] = of_keys(w) && i ? z->b[0][w] : buf(dbl, o->n * ld, 0);
+            move_rows(&z->t, w, z->t.x[w], o, z->b[i][w], false);
+        }
+    }
+}
+
+static void sliced_run(Sliced *z, int64_t i)
+{
+    RtCall call = { .runs_q = (int32_t *)z->q[i].runs, .runs_k = (int32_t *)z->k.runs,
+                    .nruns_q = z->q[i].nruns, .nruns_k = z->nruns_k[i] };
+    const Att *a = z->t.a;
+    for (int w = 0; w < 9; w++) call.arg[w] = z->b[i][w].p;
+    bool back = z->spec.kind == K_ATTN_DX;
+    run(&z->spec, &call, back ? a->nseq * a->kv : z->q[i].nruns * a->heads, z->workers);
+}
+
+/* Compares what the slices made with the twin's; gives the twin the same numbers. */
+static void sliced_same(Sliced *z, int what, const char *name)
+{
+    int64_t n = z->t.a->nseq * z->t.a->len * z->t.ld[what];
+    double *got = malloc(sizeof *got * (size_t)n);
+    if (of_keys(what)) move_rows(&z->t, what, got, &z->k, z->b[0][what], true);
+    else
+        for (int64_t i = 0; i < z->cut->n; i++)
+            move_rows(&z->t, what, got, &z->q[i], z->b[i][what], true);
+    double tol = z->spec.is_double ? 1e-12 : 1e-4, *want = z->t.x[what];
+    for (int64_t i = 0; i < n; i++) {
+        cr_assert(fabs(got[i] - want[i]) <= tol * (1 + fabs(want[i])),
+                  "%s: element %ld is %.17g, not %.17g", name, (long)i, got[i], want[i]);
+        want[i] = got[i];
+    }
+    free(got);
+}
+
+static void sliced_close(Sliced *z)
+{
+    for (int w = 0; w < 9; w++) {
+        free(z->t.x[w]);
+        for (int64_t i = 0; i < (of_keys(w) ? 1 : z->cut->n); i++) release(z->b[i][w]);
+    }
+    for (int64_t i = 0; i < z->cut->n; i++) order_free(&z->q[i]);
+    order_free(&z->k);
+    order_free(&z->t.q);
+    order_free(&z->t.k);
+}
+
+static void sliced(bool dbl, int v)
+{
+    static const struct { Att a; Cut cut; } s[] = {
+        { { 2, 2, 16, 1, 100, true, 0, 0, 0 }, { 3, { 37, 1, 62 } } },
+        { { 4, 2, 18, 2, 90, true, 0, 0, 0 }, { 4, { 1, 70, 18, 1 } } },    // grouped queries
+        { { 2, 1, 64, 2, 300, true, 30, 0, 0 }, { 3, { 150, 20, 130 } } },  // window
+        { { 3, 1, 24, 1, 260, true, 100, 1.5, 0 }, { 5, { 64, 64, 1, 65, 66 } } },
+        { { 1, 1, 7, 3, 50, true, 0, 0.7, 0 }, { 6, { 20, 1, 1, 10, 1, 17 } } },
+        { { 2, 2, 40, 1, 33, true, 0, 0, 0 }, { 1, { 33 } } },
+    };
+    double scale = 1 / sqrt((double)s[v].a.hd);
+    Sliced z = { .t = { .a = &s[v].a, .scale = scale }, .cut = &s[v].cut, .workers = 1 + v % 3,
+                 .spec = attention_spec(&s[v].a, dbl, scale) };
+    sliced_open(&z, dbl);
+    twin_forward(&z.t);
+    for (int64_t i = 0; i < z.cut->n; i++) sliced_run(&z, i);
+    sliced_same(&z, O, "slices: o");
+    sliced_same(&z, LSE, "slices: lse");
+    twin_backward(&z.t);
+    z.spec.kind = K_ATTN_DX;
+    for (int64_t i = z.cut->n - 1; i >= 0; i--) {
+        sliced_run(&z, i);
+        z.spec.accumulate = true;
+    }
+    sliced_same(&z, DQ, "slices: dq");
+    sliced_same(&z, DK, "slices: dk");
+    sliced_same(&z, DV, "slices: dv");
+    sliced_close(&z);
+}
+Test(attention, sliced) { both(sliced, 6); }
 
 /* ---- rotary positions ----------------------------------------------------- */
 
