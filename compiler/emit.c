@@ -10,7 +10,12 @@
 
 #include "emit.h"
 
-typedef struct { Emitted *e; const Plan *p; Map *texts, *keys, *names; int64_t real; } Emit;
+typedef struct {
+    Emitted *all; StageTables *e;
+    const Plan *p;
+    Map *texts, *keys, *names;  // keys and names: of all stages
+    int64_t real;
+} Emit;
 
 static int32_t text(Emit *m, const char *s)
 {
@@ -28,14 +33,15 @@ static int32_t text(Emit *m, const char *s)
 
 static int64_t dtype_bytes(const Emit *m, DType d)
 {
-    return d == D_I32 ? 4 : d == D_F64 ? 8 : m->real;
+    return d == D_I32 ? 4 : d == D_F64 ? 8 : d == D_BF16 ? 2 : m->real;
 }
 
 static RtRef ref(const Emit *m, ValueId id)
 {
     const Value *v = &m->p->values.at[id];
     const Buffer *b = &m->p->buffers.at[v->buffer];
-    return (RtRef){ b->offset + v->offset * dtype_bytes(m, b->dtype), v->ld };
+    return (RtRef){ b->offset + v->offset * dtype_bytes(m, b->dtype), v->ld, b->region,
+                    b->dtype == D_BF16 ? RT_BF16_STORED : RT_REAL };
 }
 
 static const Value *val(const Emit *m, ValueId id) { return &m->p->values.at[id]; }
@@ -97,9 +103,9 @@ static int32_t kernel(Emit *m, KernelSpec s, const char *name, const char *tail,
     if (at >= 0)
         return at;
     s.name = symbol(m, name, tail);
-    vec_add(&m->e->specs, s);
-    map_put(m->keys, s.key, m->e->specs.n - 1);
-    return m->e->specs.n - 1;
+    vec_add(&m->all->specs, s);
+    map_put(m->keys, s.key, m->all->specs.n - 1);
+    return m->all->specs.n - 1;
 }
 
 static const char *row_key(const RowProg *r)
@@ -259,14 +265,27 @@ static void loss_step(Emit *m, RtStep *s, const Inst *n)
 
 static void coll_step(Emit *m, RtStep *s, const Inst *n)
 {
-    const Value *a = val(m, n->in[0]), *c = val(m, n->out[0]);
+    const Value *a = n->nin ? val(m, n->in[0]) : NULL, *c = n->nout ? val(m, n->out[0]) : NULL;
     static const int32_t kind[COLL_COUNT] = { RT_ALL_GATHER, RT_REDUCE_SCATTER, RT_ALL_REDUCE,
-        RT_ALL_TO_ALL, -1, -1, -1 };
+        RT_ALL_TO_ALL, -1, RT_SEND, RT_RECV };
     static const int32_t a2a[] = { RT_A2A_AB, RT_A2A_BA, RT_A2A_HEADS, RT_A2A_TOKENS };
     s->kind = kind[n->coll];
     s->axes = n->axes;
+    s->stages = n->stages;
     s->rep = n->rep;
     s->reason = text(m, n->reason);
+    s->accumulate = n->accumulate;
+    s->slice = n->slice;
+    if (n->coll == COLL_SEND || n->coll == COLL_RECV) {
+        const Value *v = n->coll == COLL_SEND ? val(m, n->in[0]) : val(m, n->out[0]);
+        *(n->coll == COLL_SEND ? &s->a : &s->c) = ref(m, n->coll == COLL_SEND ? n->in[0]
+                                                                             : n->out[0]);
+        s->rows = v->rows;
+        s->cols = v->cols;
+        s->count = v->rows * v->cols;
+        s->peer = n->peer;
+        return;
+    }
     s->a = ref(m, n->in[0]);
     s->c = ref(m, n->out[0]);
     s->rows = a->rows;
@@ -352,7 +371,7 @@ static void step(Emit *m, const Inst *n)
 {
     RtStep s = { .phase = (int32_t)n->phase, .kernel = -1, .rep = 1, .rowmap = -1, .rowmap_k = -1,
                  .colmap = -1, .columns_src = -1, .columns_dst = -1, .unit = -1, .grain = 1,
-                 .reason = -1 };
+                 .reason = -1, .peer = -1 };
     s.name = text(m, n->name);
     s.source = text(m, n->loc.end ? source_where(n->loc) : "");
     switch (n->kind) {
@@ -410,7 +429,7 @@ static void params(Emit *m)
                      .rows = columns_index(m, u->rows, u->row_axis), .col_axis = u->col_axis,
                      .first_piece = m->e->pieces.n, .npieces = u->npieces, .spread = u->spread,
                      .rep = u->rep, .repl = u->repl, .brows = u->brows, .bcols = u->bcols,
-                     .shard = u->shard, .offset = u->offset };
+                     .shard = u->shard, .offset = u->offset, .counts = u->first_stage };
         r.limit_rows = u->is_table ? a->rows : INT64_MAX;
         r.limit_cols = u->pad_cols ? a->width : INT64_MAX;
         for (int k = 0; k < u->npieces; k++) {
@@ -421,8 +440,8 @@ static void params(Emit *m)
         vec_add(&m->e->units, r);
     }
     for (int i = 0; i < p->rowmaps.n; i++) {
-        RtRowMap r = { p->rowmaps.at[i].axes, 0, p->rowmaps.at[i].chunk, p->rowmaps.at[i].chunk_i,
-                       p->rowmaps.at[i].count };
+        const RowMap *a = &p->rowmaps.at[i];
+        RtRowMap r = { a->axes, a->first, a->nslices, 0, a->chunk, a->chunk_i, a->count };
         vec_add(&m->e->rowmaps, r);
     }
 }
@@ -478,6 +497,8 @@ static void head(Emit *m)
     h->header_bytes = sizeof *h;
     h->step_bytes = sizeof(RtStep);
     h->real_bytes = (uint32_t)m->real;
+    h->stage = p->stage;
+    h->nstages = is->stages;
     h->data = is->data;
     h->x = is->x;
     h->y = is->y;
@@ -499,6 +520,8 @@ static void head(Emit *m)
     h->grads_offset = p->buffers.at[1].offset;
     h->m_offset = p->buffers.at[2].offset;
     h->v_offset = h->optimizer == 0 ? p->buffers.at[3].offset : -1;
+    h->master_offset = -1;
+    h->params_stored = RT_REAL;
     h->ignore = -1;
     for (int i = 0; i < p->nforward; i++)
         if (p->ops.at[i].kind == OP_CE)
@@ -511,15 +534,32 @@ static void head(Emit *m)
     h->plan_line = text(m, str_fmt("data %d, cube [%d, %d, %d]", is->data, is->x, is->y, is->z));
 }
 
-Emitted *emit_program(const Plan *p)
+/* The step table: each call as a pass over the steps of its function. */
+static void passes(Emit *m)
 {
-    Emit m = { .e = NEW(Emitted), .p = p, .texts = map_new(), .keys = map_new(),
-               .names = map_new(), .real = p->is.precision == PREC_FP64 ? 8 : 4 };
-    params(&m);
-    for (int i = 0; i < p->insts.n; i++)
-        step(&m, &p->insts.at[i]);
-    head(&m);
-    Emitted *e = m.e;
+    const Plan *p = m->p;
+    for (int i = 0; i < p->calls.n; i++) {
+        const Call *c = &p->calls.at[i];
+        const Func *f = &p->funcs.at[c->func];
+        RtPass r = { .kind = (int32_t)c->step.kind, .first = f->first, .last = f->end,
+                     .microbatch = c->step.microbatch, .slice = c->step.slice,
+                     .chunk = c->step.chunk, .again = c->again };
+        for (int k = 0; k < REGIONS; k++)
+            r.region[k] = c->region[k];
+        vec_add(&m->e->passes, r);
+    }
+    for (int i = 0; i < p->is.nslices; i++)
+        vec_add(&m->e->slices, p->is.slice[i]);
+}
+
+static void one_stage(Emit *m)
+{
+    params(m);
+    for (int i = 0; i < m->p->insts.n; i++)
+        step(m, &m->p->insts.at[i]);
+    passes(m);
+    head(m);
+    StageTables *e = m->e;
     RtHeader *h = &e->head;
     h->nsteps = e->steps.n;
     h->nparams = e->params.n;
@@ -528,17 +568,45 @@ Emitted *emit_program(const Plan *p)
     h->nsegments = e->segments.n;
     h->ncolumns = e->columns.n;
     h->nrowmaps = e->rowmaps.n;
-    h->nkernels = e->specs.n;
+    h->npasses = e->passes.n;
+    h->nslices = e->slices.n;
     h->text_bytes = (int32_t)e->text.n;
-    h->model_hash = hash_bytes(e->params.at, sizeof *e->params.at * (size_t)e->params.n, 0);
-    h->plan_hash = hash_bytes(e->steps.at, sizeof *e->steps.at * (size_t)e->steps.n, 0);
+}
+
+Emitted *emit_program(const Plan *p)
+{
+    Emitted *e = NEW(Emitted);
+    Emit m = { .all = e, .keys = map_new(), .names = map_new(),
+               .real = p->is.precision == PREC_FP64 ? 8 : 4 };
+    uint64_t hash = 0;
+    e->nstages = p->is.stages;
+    e->stage = NEWN(StageTables, e->nstages);
+    for (int r = 0; r < e->nstages; r++) {
+        m.e = &e->stage[r];
+        m.p = plan_stage(p, r);
+        m.texts = map_new();
+        one_stage(&m);
+        hash = hash_bytes(m.e->steps.at, sizeof *m.e->steps.at * (size_t)m.e->steps.n, hash);
+    }
+    for (int r = 0; r < e->nstages; r++) {
+        RtHeader *h = &e->stage[r].head;
+        h->nkernels = e->specs.n;
+        h->model_hash = hash_bytes(m.e->params.at,
+                                   sizeof *m.e->params.at * (size_t)m.e->params.n, 0);
+        h->plan_hash = hash;
+    }
     return e;
 }
 
-RtProgram emitted_program(const Emitted *e, const RtKernelFn *kernels)
+const RtProgram *emitted_program(const Emitted *e, const RtKernelFn *kernels)
 {
-    return (RtProgram){ .head = &e->head, .steps = e->steps.at, .params = e->params.at,
-        .units = e->units.at, .pieces = e->pieces.at, .segments = e->segments.at,
-        .columns = e->columns.at, .rowmaps = e->rowmaps.at, .text = e->text.at,
-        .kernels = kernels };
+    RtProgram *out = NEWN(RtProgram, e->nstages);
+    for (int r = 0; r < e->nstages; r++) {
+        const StageTables *s = &e->stage[r];
+        out[r] = (RtProgram){ .head = &s->head, .steps = s->steps.at, .params = s->params.at,
+            .units = s->units.at, .pieces = s->pieces.at, .segments = s->segments.at,
+            .columns = s->columns.at, .rowmaps = s->rowmaps.at, .passes = s->passes.at,
+            .slices = s->slices.at, .text = s->text.at, .kernels = kernels };
+    }
+    return out;
 }

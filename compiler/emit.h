@@ -8,7 +8,7 @@
 #include "kernel.h"
 #include "rt.h"
 
-typedef struct {
+typedef struct {            // of one pipeline stage
     RtHeader head;
     VEC(RtStep) steps;
     VEC(RtParam) params;
@@ -17,14 +17,21 @@ typedef struct {
     VEC(RtSegment) segments;
     VEC(RtColumns) columns;
     VEC(RtRowMap) rowmaps;
+    VEC(RtPass) passes;
+    VEC(int64_t) slices;
     Text text;
-    VEC(KernelSpec) specs;
+} StageTables;
+
+typedef struct {
+    int nstages; StageTables *stage;
+    VEC(KernelSpec) specs;  // of all stages: equal kernels once
 } Emitted;
 
 /* Needs memory; fills everything. Owned by `perm`. */
 Emitted *emit_program(const Plan *p);
 
-/* The tables as rt_run takes them; `kernels` in the order of specs. */
-RtProgram emitted_program(const Emitted *e, const RtKernelFn *kernels);
+/* The tables as rt_run takes them, one program per stage, owned by `perm`; `kernels` in the
+ * order of specs. */
+const RtProgram *emitted_program(const Emitted *e, const RtKernelFn *kernels);
 
 #endif

@@ -89,10 +89,12 @@ static void module_open(L *l, const char *name)
     l->b = LLVMCreateBuilderInContext(l->ctx);
     l->i1 = LLVMInt1TypeInContext(l->ctx);
     l->i8 = LLVMInt8TypeInContext(l->ctx);
+    l->i16 = LLVMInt16TypeInContext(l->ctx);
     l->i32 = LLVMInt32TypeInContext(l->ctx);
     l->i64 = LLVMInt64TypeInContext(l->ctx);
     l->f32 = LLVMFloatTypeInContext(l->ctx);
     l->f64 = LLVMDoubleTypeInContext(l->ctx);
+    l->bf16 = LLVMBFloatTypeInContext(l->ctx);
     l->ptr = LLVMPointerTypeInContext(l->ctx, 0);
     l->none = LLVMVoidTypeInContext(l->ctx);
 }

@@ -64,9 +64,10 @@ void l_transpose(L *l, Val *rows, int n)
 
 /* ---- memory ------------------------------------------------------------------ */
 
-static unsigned bytes_of(Typ scalar)
+unsigned l_bytes(Typ scalar)
 {
     switch (LLVMGetTypeKind(scalar)) {
+    case LLVMBFloatTypeKind: return 2;
     case LLVMFloatTypeKind: return 4;
     case LLVMIntegerTypeKind: return LLVMGetIntTypeWidth(scalar) / 8;
     default: return 8;
@@ -84,7 +85,7 @@ static Val masked_load(L *l, Typ of, Val p, int lanes, Val mask, Val rest)
     Typ over[2] = { l_vec(of, lanes), l->ptr };
     unsigned id = LLVMLookupIntrinsicID("llvm.masked.load", 16);
     Val f = LLVMGetIntrinsicDeclaration(l->mod, id, over, 2);
-    Val x[4] = { p, l_i32(l, bytes_of(of)), mask, rest };
+    Val x[4] = { p, l_i32(l, l_bytes(of)), mask, rest };
     return LLVMBuildCall2(l->b, LLVMIntrinsicGetType(l->ctx, id, over, 2), f, x, 4, "");
 }
 
@@ -95,13 +96,62 @@ static Val const_mask(L *l, int lanes, int n)
     return LLVMConstVector(all, (unsigned)lanes);
 }
 
+/* bf16 in 16 bits -> float. */
+static Val widened(L *l, Val x)
+{
+    int n = l_lanes_of(x);
+    x = LLVMBuildZExt(l->b, x, l_vec(l->i32, n), "");
+    x = LLVMBuildShl(l->b, x, l_const(l_type(x), 16), "");
+    return LLVMBuildBitCast(l->b, x, l_vec(l->f32, n), "");
+}
+
+Val l_rounded(L *l, Typ of, Val x)
+{
+    if (of != l->bf16) return x;
+    int n = l_lanes_of(x);
+    Typ t = l_vec(l->i32, n);
+    Val bits = LLVMBuildBitCast(l->b, x, t, ""), sixteen = l_const(t, 16);
+    Val high = LLVMBuildLShr(l->b, bits, sixteen, "");
+    Val up = l_iadd(l, LLVMBuildAnd(l->b, high, l_const(t, 1), ""), l_const(t, 0x7fff));
+    Val near = LLVMBuildLShr(l->b, l_iadd(l, bits, up), sixteen, "");
+    Val quiet = LLVMBuildOr(l->b, high, l_const(t, 0x40), "");
+    near = l_select(l, l_cmp(l, LLVMRealUNO, x, x), quiet, near);
+    return LLVMBuildTrunc(l->b, near, l_vec(l->i16, n), "");
+}
+
+/* As l_store: few machines have masked loads of 16 bits. */
+static Val load_pieces(L *l, Typ of, Val p, int lanes, int n)
+{
+    Val x = LLVMConstNull(l_vec(of, lanes));
+    for (int at = 0, size = lanes / 2; size >= 1; size /= 2) {
+        if (!(n & size)) continue;
+        int spread[L_LANES_MAX], merge[L_LANES_MAX];
+        for (int i = 0; i < lanes; i++) {
+            spread[i] = i >= at && i < at + size ? i - at : -1;
+            merge[i] = i >= at && i < at + size ? lanes + i : i;
+        }
+        Val piece = LLVMBuildLoad2(l->b, l_vec(of, size), l_at(l, of, p, l_i64(l, at)), "");
+        LLVMSetAlignment(piece, l_bytes(of));
+        if (size == 1) {
+            x = LLVMBuildInsertElement(l->b, x, piece, l_i64(l, at), "");
+        } else {
+            piece = shuffle(l, piece, LLVMGetUndef(l_type(piece)), spread, lanes);
+            x = shuffle(l, x, piece, merge, lanes);
+        }
+        at += size;
+    }
+    return x;
+}
+
 Val l_load(L *l, Typ of, Val p, int lanes, int n)
 {
+    if (of == l->bf16) return widened(l, l_load(l, l->i16, p, lanes, n));
     Val zero = LLVMConstNull(l_vec(of, lanes));
     if (n == 0) return zero;
+    if (n < lanes && n > 1 && l_bytes(of) < 4) return load_pieces(l, of, p, lanes, n);
     if (n < lanes && n > 1) return masked_load(l, of, p, lanes, const_mask(l, lanes, n), zero);
     Val x = LLVMBuildLoad2(l->b, n == lanes ? l_vec(of, lanes) : of, p, "");
-    LLVMSetAlignment(x, bytes_of(of));
+    LLVMSetAlignment(x, l_bytes(of));
     return n == lanes ? x : LLVMBuildInsertElement(l->b, zero, x, l_i64(l, 0), "");
 }
 
@@ -112,7 +162,7 @@ void l_store(L *l, Val x, Val p, int n)
     int lanes = l_lanes_of(x);
     Typ of = l_scalar_type(l_type(x));
     if (n == lanes) {
-        LLVMSetAlignment(LLVMBuildStore(l->b, x, p), bytes_of(of));
+        LLVMSetAlignment(LLVMBuildStore(l->b, x, p), l_bytes(of));
         return;
     }
     for (int at = 0, size = lanes / 2; size >= 1; size /= 2) {
@@ -122,14 +172,20 @@ void l_store(L *l, Val x, Val p, int n)
         Val piece = size == 1 ? LLVMBuildExtractElement(l->b, x, l_i64(l, at), "")
                               : shuffle(l, x, LLVMGetUndef(l_type(x)), lane, size);
         Val q = l_at(l, of, p, l_i64(l, at));
-        LLVMSetAlignment(LLVMBuildStore(l->b, piece, q), bytes_of(of));
+        LLVMSetAlignment(LLVMBuildStore(l->b, piece, q), l_bytes(of));
         at += size;
     }
 }
 
 Val l_load_some(L *l, Typ of, Val p, int lanes, Val n, Val rest)
 {
-    return lanes == 1 ? rest : masked_load(l, of, p, lanes, l_mask(l, lanes, n), rest);
+    if (lanes == 1) return rest;
+    if (of == l->bf16) {
+        Val x = masked_load(l, l->i16, p, lanes, l_mask(l, lanes, n),
+                            LLVMConstNull(l_vec(l->i16, lanes)));
+        return l_select(l, l_mask(l, lanes, n), widened(l, x), rest);
+    }
+    return masked_load(l, of, p, lanes, l_mask(l, lanes, n), rest);
 }
 
 void l_store_some(L *l, Val x, Val p, Val n)
@@ -139,7 +195,7 @@ void l_store_some(L *l, Val x, Val p, Val n)
     Typ over[2] = { l_type(x), l->ptr };
     unsigned id = LLVMLookupIntrinsicID("llvm.masked.store", 17);
     Val f = LLVMGetIntrinsicDeclaration(l->mod, id, over, 2);
-    Val a[4] = { x, p, l_i32(l, bytes_of(l_scalar_type(l_type(x)))), l_mask(l, lanes, n) };
+    Val a[4] = { x, p, l_i32(l, l_bytes(l_scalar_type(l_type(x)))), l_mask(l, lanes, n) };
     LLVMBuildCall2(l->b, LLVMIntrinsicGetType(l->ctx, id, over, 2), f, a, 4, "");
 }
 
@@ -307,6 +363,11 @@ void l_kernel(L *l, const KernelSpec *spec, int nargs)
     l->real = spec->is_double ? l->f64 : l->f32;
     l->size = spec->is_double ? 8 : 4;
     l->lanes = 2 * l->reg_bytes / l->size;
+    for (int i = 0; i < nargs && i < RT_MAX_ARGS; i++) {
+        bool half = spec->rows ? spec->rows->arg[i].bf16 : i < 32 && spec->bf16 >> i & 1;
+        if (half && spec->is_double) bug("kernel %s: bf16 in double", spec->name);
+        l->stored[i] = half ? l->bf16 : l->real;
+    }
     l->fast = LLVMFastMathAllowReassoc | LLVMFastMathAllowContract | LLVMFastMathNoSignedZeros;
     if (!spec->is_double) l->fast |= LLVMFastMathAllowReciprocal | LLVMFastMathApproxFunc;
 

@@ -11,17 +11,29 @@
 /* One vector at element i; n: how many lanes exist, NULL: all. Updates carry. */
 typedef void VectorFn(L *l, void *state, Val i, Val n, Val *carry);
 
-static Val get(L *l, Val p, Val i, Val n)
+static Val get_at(L *l, Typ of, Val p, Val i, Val n)
 {
-    Val at = l_real_at(l, p, i), rest = LLVMConstNull(l_reals(l, l->lanes));
-    return n ? l_load_some(l, l->real, at, l->lanes, n, rest)
-             : l_load(l, l->real, at, l->lanes, l->lanes);
+    Val at = l_at(l, of, p, i), rest = LLVMConstNull(l_reals(l, l->lanes));
+    return n ? l_load_some(l, of, at, l->lanes, n, rest) : l_load(l, of, at, l->lanes, l->lanes);
 }
 
-static void put(L *l, Val x, Val p, Val i, Val n)
+static void put_at(L *l, Typ of, Val x, Val p, Val i, Val n)
 {
-    if (n) l_store_some(l, x, l_real_at(l, p, i), n);
-    else l_store(l, x, l_real_at(l, p, i), l->lanes);
+    p = l_at(l, of, p, i);
+    x = l_rounded(l, of, x);
+    if (n) l_store_some(l, x, p, n);
+    else l_store(l, x, p, l->lanes);
+}
+
+/* Of argument `arg`. */
+static Val get(L *l, int arg, Val i, Val n)
+{
+    return get_at(l, l->stored[arg], l->arg[arg], i, n);
+}
+
+static void put(L *l, Val x, int arg, Val i, Val n)
+{
+    put_at(l, l->stored[arg], x, l->arg[arg], i, n);
 }
 
 /* Elements lo .. hi, with up to one carried value. */
@@ -59,7 +71,18 @@ static Val everywhere(L *l, Val x)
 
 /* ---- rotary positions ----------------------------------------------------------- */
 
-typedef struct { Val x, y, cs; } Turn;      // x, y: of one head; cs: (cos, sin) of the position
+/* x, y: of one head, stored as tx, ty; cs: (cos, sin) of the position. */
+typedef struct { Val x, y, cs; Typ tx, ty; } Turn;
+
+static Val turn_load(L *l, const Turn *t, Val d, int lanes, int n)
+{
+    return l_load(l, t->tx, l_at(l, t->tx, t->x, d), lanes, n);
+}
+
+static void turn_store(L *l, const Turn *t, Val x, Val d, int n)
+{
+    l_store(l, l_rounded(l, t->ty, x), l_at(l, t->ty, t->y, d), n);
+}
 
 static Val pick(L *l, Val x, int from, int step, int n)
 {
@@ -87,10 +110,9 @@ static void turn_halves(L *l, const Turn *t, Val d, int n)
     Val both = l_load(l, l->real, l_real_at(l, t->cs, l_imulc(l, d, 2)), 2 * w, 2 * n);
     Val c = pick(l, both, 0, 2, w), s = pick(l, both, 1, 2, w);
     if (l->spec->inverse) s = l_neg(l, s);
-    Val x1 = l_load(l, l->real, l_real_at(l, t->x, d), w, n);
-    Val x2 = l_load(l, l->real, l_real_at(l, t->x, half), w, n);
-    l_store(l, l_sub(l, l_mul(l, x1, c), l_mul(l, x2, s)), l_real_at(l, t->y, d), n);
-    l_store(l, l_add(l, l_mul(l, x2, c), l_mul(l, x1, s)), l_real_at(l, t->y, half), n);
+    Val x1 = turn_load(l, t, d, w, n), x2 = turn_load(l, t, half, w, n);
+    turn_store(l, t, l_sub(l, l_mul(l, x1, c), l_mul(l, x2, s)), d, n);
+    turn_store(l, t, l_add(l, l_mul(l, x2, c), l_mul(l, x1, s)), half, n);
 }
 
 /* Pairs (2i, 2i+1), n features at d: y = x cos + swapped x * (-sin, sin). */
@@ -100,14 +122,14 @@ static void turn_pairs(L *l, const Turn *t, Val d, int n)
     double first = l->spec->inverse ? 1 : -1;
     for (int i = 0; i < l->lanes; i++) sign[i] = l_num(l, i & 1 ? -first : first);
     Val s = l_mul(l, pairs(l, both, 1, 1), LLVMConstVector(sign, (unsigned)l->lanes));
-    Val x = l_load(l, l->real, l_real_at(l, t->x, d), l->lanes, n);
+    Val x = turn_load(l, t, d, l->lanes, n);
     Val y = l_add(l, l_mul(l, x, pairs(l, both, 0, 0)), l_mul(l, pairs(l, x, 1, 0), s));
-    l_store(l, y, l_real_at(l, t->y, d), n);
+    turn_store(l, t, y, d, n);
 }
 
 static void copy_features(L *l, const Turn *t, Val d, int n)
 {
-    l_store(l, l_load(l, l->real, l_real_at(l, t->x, d), l->lanes, n), l_real_at(l, t->y, d), n);
+    turn_store(l, t, turn_load(l, t, d, l->lanes, n), d, n);
 }
 
 /* fn on features from .. to, `lanes` at a time. */
@@ -128,12 +150,13 @@ void emit_rope(L *l, const KernelSpec *s)
     Val pos = l_field(l, l->ptr, row_pos);
     Loop o = l_for(l, "row", l->lo, l->hi, 1, 0, NULL);
     Val p = LLVMBuildSExt(l->b, l_load(l, l->i32, l_at(l, l->i32, pos, o.i), 1, 1), l->i64, "");
-    Val x = l_real_at(l, l->arg[0], l_imulc(l, o.i, s->ld[0]));
-    Val y = l_real_at(l, l->arg[1], l_imulc(l, o.i, s->ld[1]));
-    Turn t = { .cs = l_real_at(l, l->arg[2], l_imulc(l, p, s->rotary)) };
+    Val x = l_arg_at(l, 0, l_imulc(l, o.i, s->ld[0]));
+    Val y = l_arg_at(l, 1, l_imulc(l, o.i, s->ld[1]));
+    Turn t = { .cs = l_arg_at(l, 2, l_imulc(l, p, s->rotary)), .tx = l->stored[0],
+               .ty = l->stored[1] };
     Loop h = l_for(l, "head", l_i64(l, 0), l_i64(l, s->heads), 1, 0, NULL);
-    t.x = l_real_at(l, x, l_imulc(l, h.i, s->hd));
-    t.y = l_real_at(l, y, l_imulc(l, h.i, s->hd));
+    t.x = l_at(l, t.tx, x, l_imulc(l, h.i, s->hd));
+    t.y = l_at(l, t.ty, y, l_imulc(l, h.i, s->hd));
     if (s->interleaved) features(l, &t, turn_pairs, 0, s->rotary, l->lanes);
     else features(l, &t, turn_halves, 0, s->rotary / 2, l->lanes / 2);
     features(l, &t, copy_features, s->rotary, s->hd, l->lanes);
@@ -205,20 +228,34 @@ static Val table_row(L *l, Val ids, Val base, Val r, Val *here)
     return id;
 }
 
+typedef struct { Val from, to; Typ from_type, to_type; } Convert;
+
+static void convert_vector(L *l, void *state, Val i, Val n, Val *carry)
+{
+    Convert *c = state;
+    (void)carry;
+    put_at(l, c->to_type, get_at(l, c->from_type, c->from, i, n), c->to, i, n);
+}
+
 /* y[r, :] = E[ids[r] - base, :] or 0 */
 void emit_embed(L *l, const KernelSpec *s)
 {
     if (s->brows <= 0) bug("kernel %s: brows is not set", s->name);
     l_kernel(l, s, 2);
     Val ids = l_field(l, l->ptr, ids), base = l_field(l, l->i64, base), here;
-    Val bytes = l_i64(l, s->cols * l->size);
-    unsigned align = (unsigned)l->size;
+    unsigned align = l_bytes(l->stored[1]);
+    Val bytes = l_i64(l, s->cols * align);
     Loop o = l_for(l, "row", l->lo, l->hi, 1, 0, NULL);
-    Val y = l_real_at(l, l->arg[1], l_imulc(l, o.i, s->ld[1]));
+    Val y = l_arg_at(l, 1, l_imulc(l, o.i, s->ld[1]));
     Val row = table_row(l, ids, base, o.i, &here);
     If i = l_if(l, "here", here);
-    Val e = l_real_at(l, l->arg[0], l_imulc(l, row, s->ld[0]));
-    LLVMBuildMemCpy(l->b, y, align, e, align, bytes);
+    Val e = l_arg_at(l, 0, l_imulc(l, row, s->ld[0]));
+    if (l->stored[0] == l->stored[1]) {
+        LLVMBuildMemCpy(l->b, y, align, e, align, bytes);
+    } else {
+        Convert c = { e, y, l->stored[0], l->stored[1] };
+        stream(l, l_i64(l, 0), l_i64(l, s->cols), convert_vector, &c, NULL);
+    }
     i = l_else(l, i);
     LLVMBuildMemSet(l->b, y, LLVMConstNull(l->i8), bytes, align);
     l_fi(l, i);
@@ -232,7 +269,8 @@ static void add_vector(L *l, void *state, Val i, Val n, Val *carry)
 {
     AddRow *a = state;
     (void)carry;
-    put(l, l_add(l, get(l, a->de, i, n), get(l, a->dy, i, n)), a->de, i, n);
+    Val sum = l_add(l, get_at(l, l->stored[1], a->de, i, n), get_at(l, l->stored[0], a->dy, i, n));
+    put_at(l, l->stored[1], sum, a->de, i, n);
 }
 
 /* dE[ids[r] - base, lo .. hi] += dy[r, lo .. hi] */
@@ -244,8 +282,8 @@ void emit_embed_dw(L *l, const KernelSpec *s)
     Loop o = l_for(l, "row", l_i64(l, 0), l_i64(l, s->nrows), 1, 0, NULL);
     Val row = table_row(l, ids, base, o.i, &here);
     If i = l_if(l, "here", here);
-    AddRow a = { l_real_at(l, l->arg[0], l_imulc(l, o.i, s->ld[0])),
-                 l_real_at(l, l->arg[1], l_imulc(l, row, s->ld[1])) };
+    AddRow a = { l_arg_at(l, 0, l_imulc(l, o.i, s->ld[0])),
+                 l_arg_at(l, 1, l_imulc(l, row, s->ld[1])) };
     stream(l, l->lo, l->hi, add_vector, &a, NULL);
     l_fi(l, i);
     l_next(l, &o, NULL);
@@ -257,7 +295,7 @@ void emit_embed_dw(L *l, const KernelSpec *s)
 static void square_vector(L *l, void *state, Val i, Val n, Val *carry)
 {
     (void)state;
-    Val x = get(l, l->arg[0], i, n);
+    Val x = get(l, 0, i, n);
     if (!l->is_double) x = LLVMBuildFPExt(l->b, x, l_vec(l->f64, l->lanes), "");
     *carry = l_fma(l, x, x, *carry);
 }
@@ -281,20 +319,27 @@ static Val less_than_one(L *l, Val x)
     return LLVMBuildFSub(l->b, LLVMConstReal(l->f64, 1), x, "");
 }
 
+/* The new p, and where it is kept twice its copy in argument `copy`. */
+static void put_parameter(L *l, Val p, int copy, Val i, Val n)
+{
+    put(l, p, 0, i, n);
+    if (l->spec->copy) put(l, p, copy, i, n);
+}
+
 /* m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
  * p -= lr ((m correct1) / (sqrt(v correct2) + eps) + decay p) */
 static void adamw_vector(L *l, void *state, Val i, Val n, Val *carry)
 {
     Factors *u = state;
     (void)carry;
-    Val p = get(l, l->arg[0], i, n), g = l_mul(l, get(l, l->arg[1], i, n), u->scale);
-    Val m = l_fma(l, u->b1, get(l, l->arg[2], i, n), l_mul(l, u->c1, g));
-    Val v = l_fma(l, u->b2, get(l, l->arg[3], i, n), l_mul(l, u->c2, l_mul(l, g, g)));
-    put(l, m, l->arg[2], i, n);
-    put(l, v, l->arg[3], i, n);
+    Val p = get(l, 0, i, n), g = l_mul(l, get(l, 1, i, n), u->scale);
+    Val m = l_fma(l, u->b1, get(l, 2, i, n), l_mul(l, u->c1, g));
+    Val v = l_fma(l, u->b2, get(l, 3, i, n), l_mul(l, u->c2, l_mul(l, g, g)));
+    put(l, m, 2, i, n);
+    put(l, v, 3, i, n);
     Val root = l_add(l, l_sqrt(l, l_mul(l, v, u->correct2)), u->eps);
     Val d = l_fma(l, u->decay, p, l_div(l, l_mul(l, m, u->correct1), root));
-    put(l, l_sub(l, p, l_mul(l, u->lr, d)), l->arg[0], i, n);
+    put_parameter(l, l_sub(l, p, l_mul(l, u->lr, d)), 4, i, n);
 }
 
 /* m = momentum m + g; p -= lr m */
@@ -302,16 +347,18 @@ static void sgd_vector(L *l, void *state, Val i, Val n, Val *carry)
 {
     Factors *u = state;
     (void)carry;
-    Val g = l_mul(l, get(l, l->arg[1], i, n), u->scale);
-    Val m = l_fma(l, u->momentum, get(l, l->arg[2], i, n), g);
-    put(l, m, l->arg[2], i, n);
-    put(l, l_sub(l, get(l, l->arg[0], i, n), l_mul(l, u->lr, m)), l->arg[0], i, n);
+    Val g = l_mul(l, get(l, 1, i, n), u->scale);
+    Val m = l_fma(l, u->momentum, get(l, 2, i, n), g);
+    put(l, m, 2, i, n);
+    put_parameter(l, l_sub(l, get(l, 0, i, n), l_mul(l, u->lr, m)), 3, i, n);
 }
 
 void emit_update(L *l, const KernelSpec *s)
 {
     bool adamw = s->kind == K_ADAMW;
-    l_kernel(l, s, adamw ? 4 : 3);
+    int copy = adamw ? 4 : 3;
+    l_kernel(l, s, copy + s->copy);
+    if (s->copy) l->stored[copy] = l->bf16;
     Factors u = { .lr = everywhere(l, l_field(l, l->f64, lr)),
                   .scale = everywhere(l, l_field(l, l->f64, scale)) };
     if (adamw) {

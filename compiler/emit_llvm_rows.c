@@ -45,7 +45,7 @@ typedef struct {
     Val at[RT_MAX_ARGS];        // the row's first element of the argument; a vector's
     Val part, first;            // part, and its first column
     Val col; int active;        // column of the chunk inside the part, lanes in use
-    Val token[2], key[2], colmap, row_token;
+    Val token[2], key[2], colmap, row_token, evaluate;
 } Rows;
 
 /* ---- analysis ----------------------------------------------------------------- */
@@ -129,6 +129,12 @@ static void find_levels(Rows *r)
     }
 }
 
+/* Can the node that an R_STORE writes there be read from it? */
+static bool can_hold(const RowArg *a)
+{
+    return !a->accumulate && a->stride == 1 && !a->bf16;
+}
+
 static bool can_read_back(const Rows *r, int node, int phase)
 {
     return r->stored[node] != NONE && r->stored[node] < phase;
@@ -171,8 +177,8 @@ static void find_reuse(Rows *r)
             if (!is_root(n) || r->level[i] != phase) continue;
             visit(r, n->a, phase);
             const RowArg *arg = &r->p->arg[n->arg];
-            if (n->kind == R_STORE && !arg->accumulate && arg->stride == 1
-                && r->p->node[n->a].kind == R_OP && r->stored[n->a] == NONE)
+            if (n->kind == R_STORE && can_hold(arg) && r->p->node[n->a].kind == R_OP
+                && r->stored[n->a] == NONE)
                 r->stored[n->a] = phase;
         }
     }
@@ -181,6 +187,9 @@ static void find_reuse(Rows *r)
 }
 
 /* ---- operands ------------------------------------------------------------------ */
+
+/* Element n of argument i, counted from where the row (or the vector) starts. */
+static Val element(Rows *r, int i, Val n) { return l_at(r->l, r->l->stored[i], r->at[i], n); }
 
 static Val column(Rows *r) { return l_iadd(r->l, r->first, r->col); }
 
@@ -202,16 +211,16 @@ static Val index_vector(Rows *r, const RowArg *a, Val c)
 static Val lane_at(Rows *r, int i, Index *index, int lane)
 {
     Val c = l_iaddc(r->l, column(r), lane);
-    return l_real_at(r->l, r->at[i], index(r, &r->p->arg[i], c));
+    return element(r, i, index(r, &r->p->arg[i], c));
 }
 
 static Val gather(Rows *r, int i, Index *index)
 {
     L *l = r->l;
-    if (r->lanes == 1) return l_load(l, l->real, lane_at(r, i, index, 0), 1, 1);
+    if (r->lanes == 1) return l_load(l, l->stored[i], lane_at(r, i, index, 0), 1, 1);
     Val x = LLVMConstNull(l_reals(l, r->lanes));
     for (int t = 0; t < r->active; t++) {
-        Val one = l_load(l, l->real, lane_at(r, i, index, t), 1, 1);
+        Val one = l_load(l, l->stored[i], lane_at(r, i, index, t), 1, 1);
         x = LLVMBuildInsertElement(l->b, x, one, l_i64(l, t), "");
     }
     return x;
@@ -230,14 +239,14 @@ static Val vector_address(Rows *r, int i)
 {
     L *l = r->l;
     int64_t n = r->p->arg[i].length;
-    if (n == r->p->width) return l_real_at(l, r->at[i], column(r));
+    if (n == r->p->width) return element(r, i, column(r));
     if (n % r->pw == 0) {
         Val at = n == r->pw ? l_i64(l, 0)
                             : LLVMBuildURem(l->b, r->first, l_i64(l, n), "");
-        return l_real_at(l, r->at[i], l_iadd(l, at, r->col));
+        return element(r, i, l_iadd(l, at, r->col));
     }
     if (r->pw % n || n % r->lanes) return NULL;
-    return l_real_at(l, r->at[i], LLVMBuildURem(l->b, r->col, l_i64(l, n), ""));
+    return element(r, i, LLVMBuildURem(l->b, r->col, l_i64(l, n), ""));
 }
 
 static Val load_row(Rows *r, int i)
@@ -245,17 +254,18 @@ static Val load_row(Rows *r, int i)
     L *l = r->l;
     const RowArg *a = &r->p->arg[i];
     Val p = row_address(r, i);
-    if (p) return l_load(l, l->real, p, r->lanes, r->active);
+    if (p) return l_load(l, l->stored[i], p, r->lanes, r->active);
     bool aligned = r->p->parts == 1 || r->pw % r->lanes == 0;
     if (a->per % r->lanes || !aligned) return gather(r, i, index_per);
-    p = l_real_at(l, r->at[i], index_per(r, a, column(r)));     // one number for the chunk
-    return l_splat(l, l_load(l, l->real, p, 1, 1), r->lanes);
+    p = element(r, i, index_per(r, a, column(r)));              // one number for the chunk
+    return l_splat(l, l_load(l, l->stored[i], p, 1, 1), r->lanes);
 }
 
 static Val load_vector(Rows *r, int i)
 {
     Val p = vector_address(r, i);
-    return p ? l_load(r->l, r->l->real, p, r->lanes, r->active) : gather(r, i, index_vector);
+    return p ? l_load(r->l, r->l->stored[i], p, r->lanes, r->active)
+             : gather(r, i, index_vector);
 }
 
 static Val global_columns(Rows *r)
@@ -273,7 +283,7 @@ static Val column_number(Rows *r)
     return LLVMBuildSIToFP(l->b, c, l_reals(l, r->lanes), "");
 }
 
-/* a / (1 - p) where the element is kept, else 0 (rt_dropout_word). */
+/* a / (1 - p) where the element is kept, else 0 (rt_dropout_word); RtCall.evaluate: a. */
 static Val dropout(Rows *r, const RowNode *n, Val a)
 {
     L *l = r->l;
@@ -281,9 +291,11 @@ static Val dropout(Rows *r, const RowNode *n, Val a)
     Val c[4] = { l_splat(l, r->token[0], r->lanes), l_splat(l, r->token[1], r->lanes),
                  global_columns(r), l_const(t, n->salt) };
     Val k[2] = { l_splat(l, r->key[0], r->lanes), l_splat(l, r->key[1], r->lanes) };
-    Val word = l_philox(l, c, k), limit = l_const(t, floor(n->c * 4294967296.0));
-    return l_select(l, l_icmp(l, LLVMIntUGE, word, limit),
-                    l_mul(l, a, l_const(l_type(a), 1 / (1 - n->c))), l_const(l_type(a), 0));
+    Val limit = l_const(l->i32, floor(n->c * 4294967296.0)), scale = l_num(l, 1 / (1 - n->c));
+    limit = l_splat(l, l_select(l, r->evaluate, l_i32(l, 0), limit), r->lanes);
+    scale = l_splat(l, l_select(l, r->evaluate, l_num(l, 1), scale), r->lanes);
+    return l_select(l, l_icmp(l, LLVMIntUGE, l_philox(l, c, k), limit), l_mul(l, a, scale),
+                    l_const(l_type(a), 0));
 }
 
 /* ---- nodes --------------------------------------------------------------------- */
@@ -306,8 +318,7 @@ static Val stored_at(Rows *r, int node)
 {
     for (int i = 0; i < r->p->nnodes; i++) {
         const RowNode *n = &r->p->node[i];
-        if (n->kind == R_STORE && n->a == node && !r->p->arg[n->arg].accumulate
-            && r->p->arg[n->arg].stride == 1)
+        if (n->kind == R_STORE && n->a == node && can_hold(&r->p->arg[n->arg]))
             return row_address(r, n->arg);
     }
     bug("row program %s: node %d is not stored", r->p->name, node);
@@ -348,7 +359,7 @@ static Val scalar_load(Rows *r, const RowNode *n)
     const RowArg *a = &r->p->arg[n->arg];
     Val i = n->kind == R_LOADVEC ? l_i64(l, 0)
           : n->kind == R_LOADPART ? l_imulc(l, r->part, a->stride) : index_per(r, a, r->first);
-    return l_load(l, l->real, l_real_at(l, r->at[n->arg], i), 1, 1);
+    return l_load(l, l->stored[n->arg], element(r, n->arg, i), 1, 1);
 }
 
 /* Scalars of level `phase`, then the R_STOREPARTs that were waiting for them. */
@@ -360,9 +371,10 @@ static void scalars(Rows *r)
         if (r->level[i] != r->phase) continue;
         if (n->kind == R_STOREPART) {
             const RowArg *a = &r->p->arg[n->arg];
-            Val p = l_real_at(l, r->at[n->arg], l_imulc(l, r->part, a->stride)), x = r->one[n->a];
-            if (a->accumulate) x = l_add(l, x, l_load(l, l->real, p, 1, 1));
-            l_store(l, x, p, 1);
+            Typ of = l->stored[n->arg];
+            Val p = element(r, n->arg, l_imulc(l, r->part, a->stride)), x = r->one[n->a];
+            if (a->accumulate) x = l_add(l, x, l_load(l, of, p, 1, 1));
+            l_store(l, l_rounded(l, of, x), p, 1);
         }
         if (!r->scalar[i]) continue;
         if (n->kind == R_NUMBER) r->one[i] = l_num(l, n->c);
@@ -409,18 +421,19 @@ static void store_row(Rows *r, const RowNode *n)
 {
     L *l = r->l;
     const RowArg *a = &r->p->arg[n->arg];
+    Typ of = l->stored[n->arg];
     Val x = full(r, n->a), p = row_address(r, n->arg);
     if (p) {
-        if (a->accumulate) x = l_add(l, x, l_load(l, l->real, p, r->lanes, r->active));
-        l_store(l, x, p, r->active);
+        if (a->accumulate) x = l_add(l, x, l_load(l, of, p, r->lanes, r->active));
+        l_store(l, l_rounded(l, of, x), p, r->active);
         return;
     }
     if (a->per > 1) bug("row program %s: stores through a repeated column", r->p->name);
     for (int t = 0; t < r->active; t++) {
         Val one = r->lanes == 1 ? x : LLVMBuildExtractElement(l->b, x, l_i64(l, t), "");
         Val q = lane_at(r, n->arg, index_per, t);
-        if (a->accumulate) one = l_add(l, one, l_load(l, l->real, q, 1, 1));
-        l_store(l, one, q, 1);
+        if (a->accumulate) one = l_add(l, one, l_load(l, of, q, 1, 1));
+        l_store(l, l_rounded(l, of, one), q, 1);
     }
 }
 
@@ -544,7 +557,7 @@ static void one_row(Rows *r, Val row)
     L *l = r->l;
     for (int i = 0; i < r->p->nargs; i++) {
         const RowArg *a = &r->p->arg[i];
-        if (!r->fixed[i]) r->at[i] = l_real_at(l, l->arg[i], l_imulc(l, row, a->ld));
+        if (!r->fixed[i]) r->at[i] = l_arg_at(l, i, l_imulc(l, row, a->ld));
     }
     if (r->row_token) {
         Val token = l_load(l, l->i64, l_at(l, l->i64, r->row_token, row), 1, 1);
@@ -573,7 +586,8 @@ static void open_vectors(Rows *r)
         r->fixed[n->arg] = true;
         int64_t length = r->p->arg[n->arg].length;
         Val worker = l_field(l, l->i64, worker);
-        r->at[n->arg] = l_real_at(l, l->arg[n->arg], l_imulc(l, worker, length));
+        l->stored[n->arg] = l->real;
+        r->at[n->arg] = l_arg_at(l, n->arg, l_imulc(l, worker, length));
         LLVMBuildMemSet(l->b, r->at[n->arg], LLVMConstNull(l->i8), l_i64(l, length * l->size),
                         (unsigned)l->size);
     }
@@ -588,6 +602,7 @@ static void open_tables(Rows *r)
     Val seed = LLVMBuildTrunc(l->b, l_field(l, l->i64, seed), l->i32, "");
     r->key[0] = LLVMBuildXor(l->b, seed, l_i32(l, 0x5eed), "");
     r->key[1] = l_field(l, l->i32, step);
+    r->evaluate = l_icmp(l, LLVMIntNE, l_field(l, l->i32, evaluate), l_i32(l, 0));
 }
 
 /* y[r, :] = program(x[r, :], ..) for rows lo .. hi */

@@ -42,6 +42,8 @@ typedef enum {
      * of 64 x 64 or so on the kernel's stack.
      */
     K_ATTN, K_ATTN_DX,
+    /* K_ATTN_DX with `accumulate`: dk, dv += instead (rows that no q row sees stay as they
+     * are); dq is overwritten all the same. K has other rows than q: its runs say which. */
     /* x -> y, both [rows, heads*hd]; the first `rotary` features of each head by
      * position RtCall.row_pos[r]; angle pos * theta^(-2i/rotary); inverse: -angle. The rest is
      * copied. Items: rows. arg: x, y, table. table: [positions][rotary] reals
@@ -92,6 +94,15 @@ typedef struct {
     int64_t heads, kv_heads, hd, nseq;
     bool causal; int64_t window; double scale, softcap;
     double theta; int64_t rotary; bool interleaved, inverse;
+    bool accumulate;        // K_ATTN_DX
+    /*
+     * Bit i: arg[i] is stored as bf16 (ld in elements of 2 bytes): read as float, rounded
+     * to nearest even when written; all arithmetic is float. Never set when is_double. Row programs
+     * have it per argument instead (RowArg.bf16). K_ADAMW, K_SGD with `copy`: one more
+     * argument behind the others, bf16: the new p, rounded.
+     */
+    uint32_t bf16;
+    bool copy;
 } KernelSpec;
 
 /* ---- emit_llvm.c (only with LLVM) ------------------------------------------ */

@@ -29,7 +29,8 @@ typedef struct {
     LLVMContextRef ctx;
     LLVMModuleRef mod;
     LLVMBuilderRef b;
-    Typ i1, i8, i32, i64, f32, f64, ptr, none;
+    Typ i1, i8, i16, i32, i64, f32, f64, ptr, none;
+    Typ bf16;                   // only as a type of memory: values of it are float
     const char *cpu, *features;
     int reg_bytes;              // widest vector register: 16, 32, 64
     int tile_rows;              // rows of a register tile (emit_llvm_tile.c)
@@ -41,6 +42,7 @@ typedef struct {
     Val fn;                     // the function the builder is in
     Val call, lo, hi;           // RtCall, range of items
     Val arg[RT_MAX_ARGS];       // pointers, noalias
+    Typ stored[RT_MAX_ARGS];    // what an argument's elements are: `real` or `bf16`
 } L;
 
 /* ---- types and constants ----------------------------------------------------- */
@@ -180,15 +182,21 @@ static inline Val l_at(L *l, Typ of, Val p, Val i)
     return LLVMBuildInBoundsGEP2(l->b, of, p, &i, 1, "");
 }
 static inline Val l_real_at(L *l, Val p, Val i) { return l_at(l, l->real, p, i); }
+/* Element i of argument n. */
+static inline Val l_arg_at(L *l, int n, Val i) { return l_at(l, l->stored[n], l->arg[n], i); }
+unsigned l_bytes(Typ scalar);
 
 /* The first n of `lanes` elements from p (any alignment of whole elements); the
- * other lanes are zero. Storing leaves the other elements alone. */
+ * other lanes are zero. Storing leaves the other elements alone. Elements of l->bf16 are
+ * loaded as float; to store some, round them first. */
 Val  l_load(L *l, Typ of, Val p, int lanes, int n);
 void l_store(L *l, Val x, Val p, int n);
 /* The same where n is known only at run time, 0 <= n < lanes; other lanes: `rest`. */
 Val  l_load_some(L *l, Typ of, Val p, int lanes, Val n, Val rest);
 void l_store_some(L *l, Val x, Val p, Val n);
 Val  l_mask(L *l, int lanes, Val n);            // <i < n>
+/* x as elements of type `of` are stored: float to the nearest bf16, ties to even, as i16. */
+Val  l_rounded(L *l, Typ of, Val x);
 
 /* A field of RtCall. */
 #define l_field(l, type, field) l_field_at(l, type, offsetof(RtCall, field), #field)

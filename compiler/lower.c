@@ -44,7 +44,7 @@ int64_t rows_of(Part *q, Axes rows)
 int rowmap_of(Part *q, Axes rows)
 {
     Plan *p = q->p;
-    RowMap m = { rows, q->in_chunk ? q->chunk : 0, q->in_chunk ? q->ichunk : 0,
+    RowMap m = { rows, 0, 1, q->in_chunk ? q->chunk : 0, q->in_chunk ? q->ichunk : 0,
                  rows_of(q, rows) };
     for (int i = 0; i < p->rowmaps.n; i++) {
         const RowMap *o = &p->rowmaps.at[i];
@@ -538,4 +538,6 @@ void lower(Part *q)
             emit_op(q, i);
     }
     lower_sync(q);
+    funcs_of_one(p);
+    calls_of_one(p);
 }

@@ -560,6 +560,9 @@ void mesh_choose(Plan *p)
     if (is->microbatch < 1)
         is->microbatch = 1;
     is->T = is->microbatch * is->sequence;
+    is->nslices = is->chunks = 1;
+    is->slice = NEWN(int64_t, 1);
+    is->slice[0] = is->sequence;
     bool heads_fine = check_heads(p);
     choose_attention(p);
     if (c->has_train)

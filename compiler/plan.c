@@ -123,3 +123,5 @@ int plan_collectives(const Plan *p)
         n += p->insts.at[i].kind == I_COLL;
     return n;
 }
+
+Plan *plan_stage(const Plan *p, int r) { return p->stages ? p->stages[r] : (Plan *)p; }

@@ -105,7 +105,8 @@ typedef struct {
  * YR nothing. Axes of size 1 never appear in a layout or a collective.
  */
 typedef uint8_t Axes;
-enum { AX_DATA = 1, AX_X = 2, AX_YK = 4, AX_YR = 8, AX_Z = 16, AX_Y = AX_YK | AX_YR };
+enum { AX_DATA = 1, AX_X = 2, AX_YK = 4, AX_YR = 8, AX_Z = 16, AX_STAGE = 32,
+       AX_Y = AX_YK | AX_YR };
 
 /*
  * Type of a value, per axis: in `rows` the tokens are split over it (x first,
@@ -128,7 +129,11 @@ typedef struct { int n; Segment *seg; } Columns;
  * Layout.rows. chunk > 0: only rows [chunk_i * chunk, +chunk) of the rank's x
  * share, cut over z (the loss's chunks).
  */
-typedef struct { Axes axes; int64_t chunk, chunk_i; int64_t count; } RowMap;
+typedef struct {
+    Axes axes;
+    int first, nslices;         // rows of slices first .. first + nslices - 1, one after another
+    int64_t chunk, chunk_i; int64_t count;
+} RowMap;
 
 /* ======================= parameters on the mesh =========================== */
 
@@ -153,6 +158,8 @@ typedef struct {
     bool pad_is_col;
     Axes spread;            int rep;    // rep: meaning of YR in spread and repl
     Axes repl;              // replicated over (block is the same on all ranks of these axes)
+    bool first_stage;       // no earlier stage holds it too
+    uint64_t stages;        // bit r: stage r holds it; 0: only this one
     int64_t shard;          // elements a rank stores
     int64_t offset;         // in the flat parameter region, elements
     int turn;               // turn of first use
@@ -162,8 +169,9 @@ typedef struct {
 /* ======================= one rank's program =============================== */
 
 typedef enum {              // element type of a buffer
-    D_REAL,                 // the precision: float or double
-    D_F64, D_I32
+    D_REAL,                 // float or double
+    D_F64, D_I32,
+    D_BF16                  // 16 bits, computed with as float
 } DType;
 
 typedef enum {
@@ -175,6 +183,15 @@ typedef enum {
 } BufClass;
 extern const char *const buf_class_word[BUF_CLASSES];
 
+/*
+ * Where a buffer is counted from. What lives from one pass to another is there once for
+ * every unit, or every microbatch, in flight: see Call. Order and meaning as in rt.h.
+ */
+typedef enum {
+    REGION_FIXED, REGION_UNIT, REGION_UNIT_FORTH, REGION_UNIT_BACK, REGION_MICRO,
+    REGION_MICRO_BACK, REGIONS
+} Region;
+
 typedef struct {
     const char *name;
     BufClass class;
@@ -182,7 +199,8 @@ typedef struct {
     int64_t elements;
     InstId first, last;     // life, inclusive; persistent: 0 .. last instruction
     bool persistent;
-    int64_t offset;         // bytes in the block, 64-byte aligned (memory.c)
+    Region region;
+    int64_t offset;         // bytes in the region, 64-byte aligned (memory.c)
 } Buffer;
 
 /* A matrix of numbers on every rank: [rows, cols] at buffer[offset + r*ld + c]. */
@@ -226,6 +244,7 @@ typedef struct {
     int64_t length;         // vectors: length; others: columns
     int64_t ld, stride;     // element (row, i): row*ld + i*stride
     int64_t per;            // R_LOAD: column c reads i = c / per (1: plainly)
+    bool bf16;              // stored in 16 bits
 } RowArg;
 typedef struct {
     const char *name;       // "h_ln_1": kernels are named after operators
@@ -286,11 +305,44 @@ typedef struct {
     int rowmap;             // whose tokens the kernel's rows are, NONE: does not matter
     int rowmap_k;           // I_ATTN*: of K and V
     CollKind coll; A2aKind a2a; Axes axes; int rep;
+    uint64_t stages;        // axes & AX_STAGE: bit r: stage r takes part
+    int slice;              // all_to_all: whose rows
+    int peer;               // send, recv: the other stage
     const char *reason;     // I_COLL: why it is there, for people
     bool is_vector_grad;    // all_reduce bundled over a range of the gradient region
     int nstats; uint8_t *stat;      // I_MERGE: OpKind of each statistic (SUM, ROWMAX, VAR, FIRST)
     int64_t stat_n;         // I_MERGE: elements a rank contributed to each part (VAR)
 } Inst;
+
+/* ======================= passes =========================================== */
+
+/*
+ * The instructions of a stage stand in functions, in an order that one microbatch
+ * could run them in: BEGIN; for each chunk and slice RECV_ACTIVATION, FORWARD,
+ * SEND_ACTIVATION; for each chunk and slice from the last RECV_GRADIENT, BACKWARD,
+ * SEND_GRADIENT; SYNC; OPTIMIZER. The step table calls them for every unit.
+ */
+typedef enum {
+    STEP_FORWARD, STEP_BACKWARD,            // one unit: (microbatch, slice, chunk)
+    STEP_SEND_ACTIVATION, STEP_RECV_ACTIVATION, STEP_SEND_GRADIENT, STEP_RECV_GRADIENT,
+    STEP_SYNC, STEP_OPTIMIZER,              // once, at the end; microbatch = slice = chunk = 0
+    STEP_BEGIN,                             // once, in front; in no table of schedule.c
+    STEP_KINDS
+} StepKind;
+extern const char *const step_word[STEP_KINDS];     // as in `plan --json`
+
+typedef struct { StepKind kind; int slice, chunk; InstId first, end; } Func;
+
+typedef struct {
+    StepKind kind;
+    int microbatch, slice, chunk;   // of a transfer: those of this stage's side
+    int peer;                       // transfers: the other stage, else NONE
+    int64_t bytes;                  // transfers: of all ranks of the stage together
+} Step;
+typedef struct { Step *at; int n, cap; } Steps;
+
+/* One step of the table: the function it calls, and where the unit's regions are. */
+typedef struct { Step step; int func; bool again; int64_t region[REGIONS]; } Call;
 
 /* ======================= the plan ========================================= */
 
@@ -305,7 +357,11 @@ typedef struct {
     const char *attention_why;
     bool keep_inputs, keep_weights; const char *keep_why;
     bool shard_vectors; const char *vectors_why;
-    int64_t logits_chunk;           // tokens of a rank's x share
+    int64_t logits_chunk;           // tokens of a rank's x share, at most
+    int nslices; int64_t *slice;    // tokens of each; one slice: the whole sequence
+    int chunks;
+    enum { RECOMPUTE_NONE, RECOMPUTE_ATTENTION, RECOMPUTE_FULL } recompute;
+    int recompute_turns;            // FULL: so many turns of each stage
     Precision precision;
     int workers;                    // threads of one rank (CPU); 0 before: choose
     int64_t room_bytes;             // memory of one rank, less the reserve
@@ -339,6 +395,10 @@ typedef struct Plan {
     VEC(Value) values;
     VEC(RowProg) rowprogs;
     VEC(Inst) insts;
+    VEC(Func) funcs;
+    VEC(Call) calls;                // the stage's step table
+    int stage;
+    struct Plan **stages;           // all of them, or NULL: this is the only one
     int64_t flat;                   // elements of the flat parameter region of a rank
     int64_t flat_pad;               // flat rounded up to a multiple of data (zero >= 1)
     /* memory */
@@ -356,6 +416,7 @@ OpId     op_add(Plan *p, OpKind kind, Phase phase, const char *name, Loc loc,
 int64_t  axes_size(const Plan *p, Axes axes, int rep);  // product of sizes
 const char *axes_word(Axes axes, int rep);              // "x", "x z", "y (1 of 2)"
 int      plan_ranks(const Plan *p);
+Plan    *plan_stage(const Plan *p, int r);      // the plan of stage r; itself where there is one
 int      plan_collectives(const Plan *p);      // instructions that are collectives
 
 /* ---- rowop.c: elementwise operators and row reductions, equal ones once ---- */
@@ -390,6 +451,10 @@ struct RefGraph *reference_build(const Plan *p);
 void reference_optimizer(const Train *t, struct RefOptimizer *out);
 /* partition.c needs autodiff, mesh; fills rowmaps .. insts. User errors. */
 void partition_choose(Plan *p);
+/* calls.c     Functions and step table of a plan of one stage and one slice, from its insts. */
+void funcs_of_one(Plan *p);
+void calls_of_one(Plan *p);
+void calls_of_table(Plan *p, const Steps *table);       // of one stage; BEGIN included
 /* memory.c    needs insts; fills buffers' lives and offsets, block_bytes. */
 void memory_place(Plan *p);
 /* verify.c    Returns the number of failed checks; prints each to `f` (may be NULL). */

@@ -109,22 +109,6 @@ void stages_cut(int nturns, const double *weight, double head, double tail, int 
 
 /* ======================= schedule.c ======================================== */
 
-typedef enum {
-    STEP_FORWARD, STEP_BACKWARD,            // one unit: (microbatch, slice, chunk)
-    STEP_SEND_ACTIVATION, STEP_RECV_ACTIVATION, STEP_SEND_GRADIENT, STEP_RECV_GRADIENT,
-    STEP_SYNC, STEP_OPTIMIZER,              // once, at the end; microbatch = slice = chunk = 0
-    STEP_KINDS
-} StepKind;
-extern const char *const step_word[STEP_KINDS];     // as in `plan --json`
-
-typedef struct {
-    StepKind kind;
-    int microbatch, slice, chunk;   // of a transfer: those of this stage's side
-    int peer;                       // transfers: the other stage, else NONE
-    int64_t bytes;                  // transfers: of all ranks of the stage together
-} Step;
-typedef struct { Step *at; int n, cap; } Steps;
-
 typedef enum { SCHEDULE_GPIPE, SCHEDULE_1F1B } ScheduleKind;
 extern const char *const schedule_word[2];
 

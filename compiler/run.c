@@ -63,13 +63,13 @@ int command_run(Compile *c)
         return EXIT_INPUT;
     double t = now_s();
     Kernels *k = make_kernels(c, e);
-    RtProgram program = emitted_program(e, jit_kernels(k));
+    const RtProgram *program = emitted_program(e, jit_kernels(k));
     if (c->o->time)
         fprintf(stderr, "%-10s %8.3f ms, %d kernels\n", "llvm", (now_s() - t) * 1e3, e->specs.n);
     RtOptions ro = { .load = c->o->load, .save = c->o->save, .log = c->o->log,
                      .trace = c->o->trace, .steps = c->o->steps, .quiet = c->o->quiet,
                      .exe = "teracube" };
-    return rt_run(&program, &ro);
+    return rt_run(program, &ro);
 }
 
 /* ---- build ------------------------------------------------------------------------ */
@@ -102,21 +102,47 @@ static const char *runtime_library(void)
     return lib;
 }
 
+/* A table of every stage, one after another: program_main.c takes them apart again. */
+typedef struct { const char *name; Text bytes; } Blob;
+
+static void blob_add(Blob *b, const char *name, const void *at, size_t n)
+{
+    b->name = name;
+    text_bytes(&b->bytes, at, n);
+}
+
 static void object(const Compile *c, const Emitted *e, const char *path)
 {
-    const char *const name[] = { "program_head", "program_steps", "program_params",
-        "program_units", "program_pieces", "program_segments", "program_columns",
-        "program_rowmaps", "program_text" };
-    const void *const data[] = { &e->head, e->steps.at, e->params.at, e->units.at, e->pieces.at,
-        e->segments.at, e->columns.at, e->rowmaps.at, e->text.at };
-    const size_t bytes[] = { sizeof e->head, sizeof(RtStep) * (size_t)e->steps.n,
-        sizeof(RtParam) * (size_t)e->params.n, sizeof(RtUnit) * (size_t)e->units.n,
-        sizeof(RtPiece) * (size_t)e->pieces.n, sizeof(RtSegment) * (size_t)e->segments.n,
-        sizeof(RtColumns) * (size_t)e->columns.n, sizeof(RtRowMap) * (size_t)e->rowmaps.n,
-        e->text.n };
+    enum { BLOBS = 11 };
+    Blob b[BLOBS] = { { 0 } };
+    for (int r = 0; r < e->nstages; r++) {
+        const StageTables *s = &e->stage[r];
+        int k = 0;
+        blob_add(&b[k++], "program_head", &s->head, sizeof s->head);
+#define TABLE(symbol, v) blob_add(&b[k++], symbol, (v).at, sizeof *(v).at * (size_t)(v).n)
+        TABLE("program_steps", s->steps);
+        TABLE("program_params", s->params);
+        TABLE("program_units", s->units);
+        TABLE("program_pieces", s->pieces);
+        TABLE("program_segments", s->segments);
+        TABLE("program_columns", s->columns);
+        TABLE("program_rowmaps", s->rowmaps);
+        TABLE("program_passes", s->passes);
+        TABLE("program_slices", s->slices);
+#undef TABLE
+        blob_add(&b[k++], "program_text", s->text.at, s->text.n);
+    }
+    const char *name[BLOBS];
+    const void *data[BLOBS];
+    size_t bytes[BLOBS];
+    for (int i = 0; i < BLOBS; i++) {
+        name[i] = b[i].name;
+        data[i] = b[i].bytes.at;
+        bytes[i] = b[i].bytes.n;
+    }
     const LlvmApi *llvm = llvm_load(c->o->command);
     Kernels *k = make_kernels(c, e);
-    if (llvm->object(k, path, 9, name, data, bytes) != 0)
+    if (llvm->object(k, path, BLOBS, name, data, bytes) != 0)
         die(EXIT_WORLD, "could not write %s: %s", c->o->output, strerror(errno));
     llvm->free(k);
 }

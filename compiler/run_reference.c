@@ -13,7 +13,7 @@
 
 /* Kernels have no context of their own, and there is one run in a process. */
 static struct {
-    const Emitted *e;
+    const StageTables *e;
     const RefGraph *graph;
     Ref *ref;
     RefOptimizer optimizer;
@@ -34,7 +34,7 @@ static double **arrays(const RefGraph *g)
 /* Parameters between the rank's flat region and whole arrays. */
 static void copy_params(double *flat, bool to_flat)
 {
-    const Emitted *e = run.e;
+    const StageTables *e = run.e;
     for (int i = 0; i < e->units.n; i++) {
         const RtUnit *u = &e->units.at[i];
         for (int k = u->first_piece; k < u->first_piece + u->npieces; k++) {
@@ -86,7 +86,7 @@ static RtStep step(int kind, int phase, int call, int ids, int64_t params)
                  .kernel = call, .axes = RT_DATA, .rep = 1, .items = 1, .grain = 1, .nargs = 1,
                  .rowmap = ids == RT_IDS_NONE ? -1 : 0, .rowmap_k = -1, .colmap = -1,
                  .columns_src = -1, .columns_dst = -1, .ids = ids };
-    s.arg[0] = (RtRef){ params, 1 };
+    s.arg[0] = (RtRef){ .offset = params, .ld = 1 };
     return s;
 }
 
@@ -104,7 +104,8 @@ int run_reference(Compile *c)
     Compile compile = { .o = c->o, .config = one, .start = c->start };
     if (diag_errors() || !compile_to(&compile, "memory"))
         return EXIT_INPUT;
-    Emitted *e = emit_program(compile.plan);
+    Emitted *emitted = emit_program(compile.plan);
+    StageTables *e = &emitted->stage[0];
     RtHeader *h = &e->head;
     int64_t at = h->params_offset, bytes = h->flat_pad * (int64_t)sizeof(double);
     run.e = e;
@@ -122,14 +123,24 @@ int run_reference(Compile *c)
         step(RT_KERNEL, 0, 1, RT_IDS_TARGETS, at), step(RT_NORM, 3, -1, RT_IDS_NONE, at),
         step(RT_TOTALS, 3, -1, RT_IDS_NONE, at),
     };
-    const RtRowMap all = { .chunk = 0, .count = h->T };
+    const RtRowMap all = { .nslices = 1, .count = h->T };
+    const RtPass passes[] = {
+        { .kind = RT_PASS_BEGIN, .first = 0, .last = 1 },
+        { .kind = RT_PASS_FORWARD, .first = 1, .last = 3 },
+        { .kind = RT_PASS_OPTIMIZER, .first = 3, .last = 5 },
+    };
+    const int64_t slices[] = { h->sequence };
     h->nsteps = sizeof steps / sizeof *steps;
     h->nrowmaps = 1;
     h->nkernels = sizeof calls / sizeof *calls;
     h->norm_kernel = 2;
     h->workers = 1;
     h->block_bytes = (h->v_offset > h->m_offset ? h->v_offset : h->m_offset) + bytes;
-    RtProgram program = emitted_program(e, calls);
+    RtProgram program = emitted_program(emitted, calls)[0];
+    program.passes = passes;
+    program.slices = slices;
+    h->npasses = sizeof passes / sizeof *passes;
+    h->nslices = 1;
     program.steps = steps;
     program.rowmaps = &all;
     if (!c->o->quiet)

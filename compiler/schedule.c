@@ -28,7 +28,7 @@
 
 const char *const step_word[STEP_KINDS] = {
     "forward", "backward", "send_activation", "recv_activation", "send_gradient",
-    "recv_gradient", "sync", "optimizer"
+    "recv_gradient", "sync", "optimizer", "begin"
 };
 const char *const schedule_word[2] = { "gpipe", "1f1b" };
 

@@ -14,7 +14,8 @@ enum { ALIGN = 16 };        // elements between units: 64 bytes of float
 
 static ParamUnit *unit_add(Part *q, const char *name, Loc loc, int turn)
 {
-    ParamUnit u = { .name = name, .loc = loc, .turn = turn, .p = NONE, .g = NONE, .rep = 1 };
+    ParamUnit u = { .name = name, .loc = loc, .turn = turn, .p = NONE, .g = NONE, .rep = 1,
+                    .first_stage = true };
     vec_add(&q->p->units, u);
     return &q->p->units.at[q->p->units.n - 1];
 }

@@ -226,6 +226,28 @@ void map_put(Map *m, const char *key, int value)
 
 /* ---- text ----------------------------------------------------------------- */
 
+static void text_room(Text *t, size_t more)
+{
+    size_t need = t->n + more, cap = t->cap ? t->cap * 2 : 256;
+    if (need <= t->cap)
+        return;
+    while (cap < need)
+        cap *= 2;
+    char *fresh = arena_get(perm, cap);
+    if (t->n)
+        memcpy(fresh, t->at, t->n);
+    t->at = fresh;
+    t->cap = cap;
+}
+
+void text_bytes(Text *t, const void *at, size_t n)
+{
+    text_room(t, n + 1);
+    if (n)
+        memcpy(t->at + t->n, at, n);
+    t->n += n;
+}
+
 void text_add(Text *t, const char *fmt, ...)
 {
     va_list ap;
@@ -235,17 +257,7 @@ void text_add(Text *t, const char *fmt, ...)
     va_end(ap);
     if (n < 0)
         bug("text_add: \"%s\" cannot be formatted", fmt);
-    size_t need = t->n + (size_t)n + 1;
-    if (need > t->cap) {
-        size_t cap = t->cap ? t->cap * 2 : 256;
-        while (cap < need)
-            cap *= 2;
-        char *fresh = arena_get(perm, cap);
-        if (t->n)
-            memcpy(fresh, t->at, t->n);
-        t->at = fresh;
-        t->cap = cap;
-    }
+    text_room(t, (size_t)n + 1);
     va_start(ap, fmt);
     vsnprintf(t->at + t->n, t->cap - t->n, fmt, ap);
     va_end(ap);

@@ -52,6 +52,7 @@ void map_put(Map *m, const char *key, int value);   // replaces
 
 /* A string being written. */
 typedef struct { char *at; size_t n, cap; } Text;
+void text_bytes(Text *t, const void *at, size_t n);     // n 0: nothing; no end mark
 void text_add(Text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* Up to two names near `word` by edit distance (distance at most

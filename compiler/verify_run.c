@@ -13,9 +13,9 @@ int verify_execute(Compile *c, const Emitted *e)
     const Trajectory *t = trajectory_new(c->config, steps);
     Comparison same = comparison_new(t, c->plan->is.precision);
     Kernels *k = make_kernels(c, e);
-    RtProgram program = emitted_program(e, jit_kernels(k));
+    const RtProgram *program = emitted_program(e, jit_kernels(k));
     RtOptions ro = comparison_options(&same, steps);
-    int status = rt_run(&program, &ro);
+    int status = rt_run(program, &ro);
     if (status != EXIT_FINE)
         return status;
     const Choices *is = &c->plan->is;
@@ -37,9 +37,14 @@ int verify_execute(Compile *c, const Emitted *e)
 double verify_flops(const Plan *p, const Emitted *e)
 {
     double f = 0;
-    for (int i = 0; i < e->steps.n; i++)
-        f += e->steps.at[i].flops;
-    return f * plan_ranks(p);
+    int ranks = plan_ranks(p) / e->nstages;
+    for (int r = 0; r < e->nstages; r++) {
+        const StageTables *s = &e->stage[r];
+        for (int i = 0; i < s->passes.n; i++)
+            for (int k = s->passes.at[i].first; k < s->passes.at[i].last; k++)
+                f += s->steps.at[k].flops * ranks;
+    }
+    return f;
 }
 
 int command_verify(Compile *c)

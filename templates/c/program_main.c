@@ -6,7 +6,11 @@
  */
 #include "rt.h"
 
-extern const RtHeader   program_head;
+#include <stdio.h>
+#include <stdlib.h>
+
+/* The tables of all stages, those of stage 0 first. */
+extern const RtHeader   program_head[];
 extern const RtStep     program_steps[];
 extern const RtParam    program_params[];
 extern const RtUnit     program_units[];
@@ -14,16 +18,41 @@ extern const RtPiece    program_pieces[];
 extern const RtSegment  program_segments[];
 extern const RtColumns  program_columns[];
 extern const RtRowMap   program_rowmaps[];
+extern const RtPass     program_passes[];
+extern const int64_t    program_slices[];
 extern const char       program_text[];
 extern const RtKernelFn rt_kernels[];
 
 int main(int argc, char **argv)
 {
-    const RtProgram program = {
-        .head = &program_head, .steps = program_steps, .params = program_params,
+    int n = program_head[0].nstages;
+    RtProgram *program = calloc((size_t)n, sizeof *program);
+    if (program == NULL) {
+        fputs("error: out of memory\n", stderr);
+        return 4;
+    }
+    RtProgram at = {
+        .head = program_head, .steps = program_steps, .params = program_params,
         .units = program_units, .pieces = program_pieces, .segments = program_segments,
-        .columns = program_columns, .rowmaps = program_rowmaps, .text = program_text,
-        .kernels = rt_kernels
+        .columns = program_columns, .rowmaps = program_rowmaps, .passes = program_passes,
+        .slices = program_slices, .text = program_text, .kernels = rt_kernels
     };
-    return rt_main(&program, argc, argv);
+    for (int i = 0; i < n; i++) {
+        const RtHeader *h = at.head;
+        program[i] = at;
+        at.head++;
+        at.steps += h->nsteps;
+        at.params += h->nparams;
+        at.units += h->nunits;
+        at.pieces += h->npieces;
+        at.segments += h->nsegments;
+        at.columns += h->ncolumns;
+        at.rowmaps += h->nrowmaps;
+        at.passes += h->npasses;
+        at.slices += h->nslices;
+        at.text += h->text_bytes;
+    }
+    int status = rt_main(program, argc, argv);
+    free(program);
+    return status;
 }

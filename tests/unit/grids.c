@@ -70,14 +70,14 @@ static void keep(void *ctx, Rt *rt, int64_t step, double loss, double norm)
 int grids_execute_keeping(const Plan *p, Comparison *c, int64_t steps, double **params)
 {
     Emitted *e = emit_program(p);
-    RtProgram program = emitted_program(e, kernels_of(e));
+    const RtProgram *program = emitted_program(e, kernels_of(e));
     RtOptions o = comparison_options(c, steps);
     Keeper k = { c, steps - 1, params };
     if (params) {
         o.after_step = keep;
         o.ctx = &k;
     }
-    return rt_run(&program, &o);
+    return rt_run(program, &o);
 }
 
 int grids_execute(const Plan *p, Comparison *c, int64_t steps)

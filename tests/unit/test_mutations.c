@@ -153,6 +153,10 @@ static Plan *mutate(const Plan *p, Mutant a)
         m->insts.at[a.at].axes = a.axes;
         m->insts.at[a.at].rep = a.rep;
     }
+    memset(&m->funcs, 0, sizeof m->funcs);
+    memset(&m->calls, 0, sizeof m->calls);
+    funcs_of_one(m);
+    calls_of_one(m);
     return m;
 }
 
@@ -310,10 +314,10 @@ static void execute(Runner *w, const Plan *m, Results *out)
             _exit(99);
         kernel[i] = w->kernel[k];
     }
-    RtProgram program = emitted_program(e, kernel);
+    const RtProgram *program = emitted_program(e, kernel);
     RtOptions o = { .steps = STEPS, .quiet = 1, .exe = "test", .after_step = keep, .ctx = out,
                     .fixed_tokens = w->token, .fixed_ntokens = 400 };
-    out->status = rt_run(&program, &o);
+    out->status = rt_run(program, &o);
     _exit(out->status);
 }
 
