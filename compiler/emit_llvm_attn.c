@@ -11,6 +11,9 @@
  *     mix     OT[d, :] += sum over j of V[j, d]  PT[j, :]          (also K, dST)
  *     outer   dV[j, :] += sum over i of PT[j, i] dO[i, :]          (also dST, Q)
  *
+ * K, V, Q and dO that are stored as bf16 are widened first, a block at a time: a block is
+ * used by every row of the other side's block.
+ *
  * Edges need no code of their own: a row beyond the end is the last row again, so
  * that it computes and stores what the last row does. Keys that no query of a panel
  * may see are not computed; where only some may, scores are masked.
@@ -24,12 +27,15 @@ typedef struct {
                                 // panel's rows do not all fall into the same few cache sets
     bool ordered;               // a query sees no key behind it
     double none;                // score of a key that is not seen
-    Sub pack, unpack, dots, mix, outer;
+    Sub widen, pack, unpack, dots, mix, outer;
     Val runs_q, runs_k, nruns_q, nruns_k;
 } Attn;
 
 /* n rows from local row `row`, positions pos ..; all i64. */
 typedef struct { Val row, n, pos, seq; } Span;
+
+/* Rows of one head as reals: row i starts at p + i*ld. */
+typedef struct { Val p, ld; } Rows;
 
 /* A panel: queries i .. last of the block, of which the first `keys` keys matter. */
 typedef struct { Val i, last, keys; } Panel;
@@ -60,6 +66,30 @@ static Val round_up(L *l, Val n, int64_t to)
 static const char *shared_name(Attn *a, const char *what)
 {
     return str_fmt("attention.%s.%s%d", what, a->l->is_double ? "f64.hd" : "f32.hd", (int)a->hd);
+}
+
+/* dst[i][d] = src[i][d], i < n, from bf16 to rows of hd reals */
+static void make_widen(Attn *a)
+{
+    L *l = a->l;
+    int64_t whole = a->hd / l->lanes * l->lanes;
+    if (l_sub_known(l, &a->widen, shared_name(a, "widen"))) return;
+    a->widen = l_sub_begin(l, shared_name(a, "widen"), 4,
+        (Typ[]){ l->ptr, l->i64, l->i64, l->ptr },
+        (const char *const[]){ "src", "ld", "n", "dst" });
+    Loop o = l_for(l, "i", l_i64(l, 0), LLVMGetParam(l->fn, 2), 1, 0, NULL);
+    Val src = l_at(l, l->bf16, LLVMGetParam(l->fn, 0), l_imul(l, o.i, LLVMGetParam(l->fn, 1)));
+    Val dst = l_real_at(l, LLVMGetParam(l->fn, 3), l_imulc(l, o.i, a->hd));
+    Loop c = l_for(l, "d", l_i64(l, 0), l_i64(l, whole), l->lanes, 0, NULL);
+    vec_put(l, l_load(l, l->bf16, l_at(l, l->bf16, src, c.i), l->lanes, l->lanes), dst, c.i);
+    l_next(l, &c, NULL);
+    if (a->hd > whole) {
+        int n = (int)(a->hd - whole);
+        Val at = l_i64(l, whole), x = l_load(l, l->bf16, l_at(l, l->bf16, src, at), l->lanes, n);
+        l_store(l, x, l_real_at(l, dst, at), n);
+    }
+    l_next(l, &o, NULL);
+    l_sub_end(l, &a->widen);
 }
 
 /* One square of pack: columns d .. d+active of rows p[] go to rows of dst. */
@@ -98,7 +128,8 @@ static void make_pack(Attn *a)
     l_sub_end(l, &a->pack);
 }
 
-static void unpack_square(Attn *a, Val src, Val i, Val d, int active, Val factor, Val *p)
+static void unpack_square(Attn *a, Typ to, Val src, Val i, Val d, int active, Val factor,
+                          Val *p)
 {
     L *l = a->l;
     int n = (int)transposed(l);
@@ -109,16 +140,17 @@ static void unpack_square(Attn *a, Val src, Val i, Val d, int active, Val factor
         if (u < active) x[u] = l_mul(l, l_load(l, l->real, l_real_at(l, src, at), n, n), factor);
     }
     l_transpose(l, x, n);
-    for (int u = 0; u < n; u++) l_store(l, x[u], l_real_at(l, p[u], d), active);
+    for (int u = 0; u < n; u++) l_store(l, l_rounded(l, to, x[u]), l_at(l, to, p[u], d), active);
 }
 
-/* dst[i][d] = factor[i] src[d][i], i < n */
-static void make_unpack(Attn *a)
+/* dst[i][d] = factor[i] src[d][i], i < n; dst has elements of type `to` */
+static void make_unpack(Attn *a, Typ to)
 {
     L *l = a->l;
     int n = (int)transposed(l);
-    if (l_sub_known(l, &a->unpack, shared_name(a, "unpack"))) return;
-    a->unpack = l_sub_begin(l, shared_name(a, "unpack"), 5,
+    const char *name = shared_name(a, to == l->bf16 ? "unpack.bf16" : "unpack");
+    if (l_sub_known(l, &a->unpack, name)) return;
+    a->unpack = l_sub_begin(l, name, 5,
         (Typ[]){ l->ptr, l->ptr, l->i64, l->i64, l->ptr },
         (const char *const[]){ "src", "dst", "ld", "n", "factor" });
     Val src = LLVMGetParam(l->fn, 0), dst = LLVMGetParam(l->fn, 1), ld = LLVMGetParam(l->fn, 2);
@@ -126,12 +158,12 @@ static void make_unpack(Attn *a)
     Loop o = l_for(l, "i", l_i64(l, 0), rows, n, 0, NULL);
     Val factor = l_load(l, l->real, l_real_at(l, factors, o.i), n, n);
     for (int u = 0; u < n; u++)
-        p[u] = l_real_at(l, dst, l_imul(l, clamped(l, o.i, u, rows), ld));
+        p[u] = l_at(l, to, dst, l_imul(l, clamped(l, o.i, u, rows), ld));
     Loop c = l_for(l, "d", l_i64(l, 0), l_i64(l, a->hd / n * n), n, 0, NULL);
-    unpack_square(a, src, o.i, c.i, n, factor, p);
+    unpack_square(a, to, src, o.i, c.i, n, factor, p);
     l_next(l, &c, NULL);
     if (a->hd % n)
-        unpack_square(a, src, o.i, l_i64(l, a->hd / n * n), (int)(a->hd % n), factor, p);
+        unpack_square(a, to, src, o.i, l_i64(l, a->hd / n * n), (int)(a->hd % n), factor, p);
     l_next(l, &o, NULL);
     l_sub_end(l, &a->unpack);
 }
@@ -312,8 +344,20 @@ static Val head_at(Attn *a, int arg, Val row, Val h)
 {
     L *l = a->l;
     Val at = l_iadd(l, l_imulc(l, row, a->s->ld[arg]), l_imulc(l, h, a->hd));
-    return l_real_at(l, l->arg[arg], at);
+    return l_arg_at(l, arg, at);
 }
+
+/* Rows of the span, head h: as they lie, or widened into `room` [n][hd]. */
+static Rows rows_of(Attn *a, int arg, const Span *s, Val h, Val room)
+{
+    L *l = a->l;
+    Rows r = { head_at(a, arg, s->row, h), l_i64(l, a->s->ld[arg]) };
+    if (l->stored[arg] == l->real) return r;
+    l_sub_call(l, &a->widen, 4, (Val[]){ r.p, r.ld, s->n, room });
+    return (Rows){ room, l_i64(l, a->hd) };
+}
+
+static Val row_at(L *l, const Rows *r, Val i) { return l_real_at(l, r->p, l_imul(l, i, r->ld)); }
 
 static Val lse_at(Attn *a, Val row, Val h)
 {
@@ -321,12 +365,14 @@ static Val lse_at(Attn *a, Val row, Val h)
     return l_real_at(a->l, a->l->arg[4], l_iadd(a->l, l_imulc(a->l, row, ld), h));
 }
 
-static Attn *attn_open(L *l, const KernelSpec *s, int nargs)
+/* real_args: bits of the arguments that cannot be bf16; out: the one that unpack writes. */
+static Attn *attn_open(L *l, const KernelSpec *s, int nargs, uint32_t real_args, int out)
 {
     l_kernel(l, s, nargs);
     Attn *a = NEW(Attn);
     *a = (Attn){ .l = l, .s = s, .bq = 64, .bk = 64, .hd = s->hd,
                  .ordered = s->causal || s->window > 0, .none = s->is_double ? -1e300 : -1e30 };
+    if (s->bf16 & real_args) bug("kernel %s: bf16 %#x", s->name, (unsigned)s->bf16);
     if (s->heads < s->kv_heads) bug("kernel %s: fewer heads than kv_heads", s->name);
     while (3 * a->hd * a->bq * l->size > 400 << 10 && a->bq > l->lanes) a->bq /= 2;
     a->line = a->bq + 64 / l->size;
@@ -334,8 +380,9 @@ static Attn *attn_open(L *l, const KernelSpec *s, int nargs)
     a->runs_k = l_field(l, l->ptr, runs_k);
     a->nruns_q = l_field(l, l->i64, nruns_q);
     a->nruns_k = l_field(l, l->i64, nruns_k);
+    if (s->bf16) make_widen(a);
     make_pack(a);
-    make_unpack(a);
+    make_unpack(a, l->stored[out]);
     make_dots(a);
     return a;
 }
@@ -353,11 +400,21 @@ static void fill(Attn *a, Val p, double x)
         vec_put(l, l_const(l_reals(l, l->lanes), x), p, l_i64(l, i));
 }
 
+enum { A_Q, A_K, A_V, A_O, A_LSE, A_DO, A_DQ, A_DK, A_DV };
+
+/* An array for rows that are widened, `n` of them; none where it is not needed. */
+static Val room(Attn *a, int arg, int64_t n, const char *name)
+{
+    return a->l->stored[arg] == a->l->real ? NULL : l_stack(a->l, n * a->hd, name);
+}
+
 /* ---- forward ------------------------------------------------------------------- */
 
 typedef struct {
     Val head, kv_head;
     Val qt, st, ot, most, total, factor;    // work arrays; most, total: of each query
+    Val qroom, kroom, vroom;
+    Rows k, v;                              // of the present block
 } Forward;
 
 static void softcap_scores(Attn *a, Val st, Val keys)
@@ -409,19 +466,21 @@ static void forward_panel(Attn *a, void *state, const Span *q, const Span *k, co
 {
     L *l = a->l;
     Forward *f = state;
-    Val kp = head_at(a, 1, k->row, f->kv_head), vp = head_at(a, 2, k->row, f->kv_head);
     Val st = f->st;
-    l_sub_call(l, &a->dots, 6, (Val[]){ kp, l_i64(l, a->s->ld[1]), k->n, p->keys,
+    l_sub_call(l, &a->dots, 6, (Val[]){ f->k.p, f->k.ld, k->n, p->keys,
                                         l_real_at(l, f->qt, p->i), st });
     if (a->s->softcap > 0) softcap_scores(a, st, p->keys);
     if (a->ordered) mask_scores(a, st, q, k, p);
     Val shrink = softmax_panel(a, f, st, p);
-    l_sub_call(l, &a->mix, 6, (Val[]){ vp, l_i64(l, a->s->ld[2]), p->keys, st,
+    l_sub_call(l, &a->mix, 6, (Val[]){ f->v.p, f->v.ld, p->keys, st,
                                        l_real_at(l, f->ot, p->i), shrink });
 }
 
 static void forward_block(Attn *a, void *state, const Span *q, const Span *k)
 {
+    Forward *f = state;
+    f->k = rows_of(a, A_K, k, f->kv_head, f->kroom);
+    f->v = rows_of(a, A_V, k, f->kv_head, f->vroom);
     each_panel(a, q, k, forward_panel, state);
 }
 
@@ -438,20 +497,21 @@ static void forward_results(Attn *a, Forward *f, const Span *q)
     Val lse = l_load(l, l->real, l_real_at(l, f->most, r.i), 1, 1);
     l_store(l, lse, lse_at(a, l_iadd(l, q->row, r.i), f->head), 1);
     l_next(l, &r, NULL);
-    l_sub_call(l, &a->unpack, 5, (Val[]){ f->ot, head_at(a, 3, q->row, f->head),
-                                          l_i64(l, a->s->ld[3]), q->n, f->factor });
+    l_sub_call(l, &a->unpack, 5, (Val[]){ f->ot, head_at(a, A_O, q->row, f->head),
+                                          l_i64(l, a->s->ld[A_O]), q->n, f->factor });
 }
 
 /* Item = run of queries * heads + head. */
 void emit_attn(L *l, const KernelSpec *s)
 {
-    Attn *a = attn_open(l, s, 5);
+    Attn *a = attn_open(l, s, 5, 1u << A_LSE, A_O);
     make_mix(a, TILE_SCALE);
     int64_t wide = a->hd * a->line;
     Forward f = { .qt = l_stack(l, wide, "v_qt"), .ot = l_stack(l, wide, "v_ot"),
         .st = l_stack(l, (a->bk + l->tile_rows) * a->line, "v_st"),
         .most = l_stack(l, a->bq, "v_max"), .total = l_stack(l, a->bq, "v_total"),
-        .factor = l_stack(l, a->bq, "v_factor") };
+        .factor = l_stack(l, a->bq, "v_factor"), .qroom = room(a, A_Q, a->bq, "v_q"),
+        .kroom = room(a, A_K, a->bk, "v_k"), .vroom = room(a, A_V, a->bk, "v_v") };
     Loop o = l_for(l, "item", l->lo, l->hi, 1, 0, NULL);
     Val heads = l_i64(l, s->heads);
     Span run = run_span(l, a->runs_q, LLVMBuildUDiv(l->b, o.i, heads, ""));
@@ -459,8 +519,8 @@ void emit_attn(L *l, const KernelSpec *s)
     f.kv_head = LLVMBuildUDiv(l->b, l_imulc(l, f.head, s->kv_heads), heads, "v_kv_head");
     Loop c = l_for(l, "qblock", l_i64(l, 0), run.n, a->bq, 0, NULL);
     Span q = block_of(l, &run, c.i, run.n, a->bq);
-    l_sub_call(l, &a->pack, 5, (Val[]){ head_at(a, 0, q.row, f.head), l_i64(l, s->ld[0]), q.n, f.qt,
-                                        l_num(l, s->scale) });
+    Rows rows = rows_of(a, A_Q, &q, f.head, f.qroom);
+    l_sub_call(l, &a->pack, 5, (Val[]){ rows.p, rows.ld, q.n, f.qt, l_num(l, s->scale) });
     clear(a, f.ot, wide);
     fill(a, f.most, a->none);
     fill(a, f.total, 0);
@@ -473,12 +533,12 @@ void emit_attn(L *l, const KernelSpec *s)
 
 /* ---- backward ------------------------------------------------------------------ */
 
-enum { A_Q, A_K, A_V, A_O, A_LSE, A_DO, A_DQ, A_DK, A_DV };
-
 typedef struct {
     Val head, kv_head;
     Val qt, dot, dqt, pt, dst;      // QT, dOT, dQT [hd][bq]; PT, dST [bk][bq]
     Val lse, delta, one;
+    Val qroom, doroom, kroom, vroom;
+    Rows q, go, k, v;               // of the present blocks; go: dO
 } Backward;
 
 /* p = exp(s - lse), ds = p (dp - delta) scale, and through the cap 1 - (s/c)^2 */
@@ -510,16 +570,14 @@ static void backward_panel(Attn *a, void *state, const Span *q, const Span *k, c
 {
     L *l = a->l;
     Backward *b = state;
-    const int64_t *ld = a->s->ld;
-    Val kp = head_at(a, A_K, k->row, b->kv_head), vp = head_at(a, A_V, k->row, b->kv_head);
     Val pt = l_real_at(l, b->pt, p->i), dst = l_real_at(l, b->dst, p->i);
-    l_sub_call(l, &a->dots, 6, (Val[]){ kp, l_i64(l, ld[A_K]), k->n, p->keys,
+    l_sub_call(l, &a->dots, 6, (Val[]){ b->k.p, b->k.ld, k->n, p->keys,
                                         l_real_at(l, b->qt, p->i), pt });
-    l_sub_call(l, &a->dots, 6, (Val[]){ vp, l_i64(l, ld[A_V]), k->n, p->keys,
+    l_sub_call(l, &a->dots, 6, (Val[]){ b->v.p, b->v.ld, k->n, p->keys,
                                         l_real_at(l, b->dot, p->i), dst });
     gradient_scores(a, b, pt, dst, q, k, p);
     Val one = l_const(l_reals(l, l->lanes), 1);
-    l_sub_call(l, &a->mix, 6, (Val[]){ kp, l_i64(l, ld[A_K]), p->keys, dst,
+    l_sub_call(l, &a->mix, 6, (Val[]){ b->k.p, b->k.ld, p->keys, dst,
                                        l_real_at(l, b->dqt, p->i), one });
 }
 
@@ -537,12 +595,12 @@ static void backward_keys(Attn *a, Backward *b, const Span *q, const Span *k)
     }
     If some = l_if(l, "some", l_icmp(l, LLVMIntSLT, from, to));
     Val at = l_iadd(l, l_imulc(l, o.i, a->line), from), n = l_isub(l, to, from);
-    Val row = l_iadd(l, q->row, from), key = l_iadd(l, k->row, o.i), left = l_isub(l, k->n, o.i);
+    Val key = l_iadd(l, k->row, o.i), left = l_isub(l, k->n, o.i);
     l_sub_call(l, &a->outer, 7, (Val[]){ l_real_at(l, b->pt, at), n,
-        head_at(a, A_DO, row, b->head), l_i64(l, ld[A_DO]),
+        row_at(l, &b->go, from), b->go.ld,
         head_at(a, A_DV, key, b->kv_head), l_i64(l, ld[A_DV]), left });
     l_sub_call(l, &a->outer, 7, (Val[]){ l_real_at(l, b->dst, at), n,
-        head_at(a, A_Q, row, b->head), l_i64(l, ld[A_Q]),
+        row_at(l, &b->q, from), b->q.ld,
         head_at(a, A_DK, key, b->kv_head), l_i64(l, ld[A_DK]), left });
     l_fi(l, some);
     l_next(l, &o, NULL);
@@ -550,25 +608,29 @@ static void backward_keys(Attn *a, Backward *b, const Span *q, const Span *k)
 
 static void backward_block(Attn *a, void *state, const Span *q, const Span *k)
 {
+    Backward *b = state;
+    b->k = rows_of(a, A_K, k, b->kv_head, b->kroom);
+    b->v = rows_of(a, A_V, k, b->kv_head, b->vroom);
     each_panel(a, q, k, backward_panel, state);
     backward_keys(a, state, q, k);
 }
 
-/* sum over d of x[d] y[d], hd of them */
-static Val dot(Attn *a, Val x, Val y)
+/* sum over d of x[d] y[d], hd of them; elements of types tx, ty */
+static Val dot(Attn *a, Typ tx, Val x, Typ ty, Val y)
 {
     L *l = a->l;
     int64_t whole = a->hd / l->lanes * l->lanes;
     Val sum = LLVMConstNull(l_reals(l, l->lanes));
     Loop o = l_for(l, "dot", l_i64(l, 0), l_i64(l, whole), l->lanes, 1, &sum);
-    sum = l_fma(l, vec_at(l, x, o.i), vec_at(l, y, o.i), o.carry[0]);
+    Val u = l_load(l, tx, l_at(l, tx, x, o.i), l->lanes, l->lanes);
+    sum = l_fma(l, u, l_load(l, ty, l_at(l, ty, y, o.i), l->lanes, l->lanes), o.carry[0]);
     l_next(l, &o, &sum);
     sum = o.carry[0];
     if (a->hd > whole) {
         int n = (int)(a->hd - whole);
         Val at = l_i64(l, whole);
-        Val u = l_load(l, l->real, l_real_at(l, x, at), l->lanes, n);
-        sum = l_fma(l, u, l_load(l, l->real, l_real_at(l, y, at), l->lanes, n), sum);
+        u = l_load(l, tx, l_at(l, tx, x, at), l->lanes, n);
+        sum = l_fma(l, u, l_load(l, ty, l_at(l, ty, y, at), l->lanes, n), sum);
     }
     return l_reduce(l, L_SUM, sum);
 }
@@ -578,8 +640,8 @@ static void backward_rows(Attn *a, Backward *b, const Span *q)
 {
     L *l = a->l;
     Loop o = l_for(l, "row", l_i64(l, 0), round_up(l, q->n, l->lanes), 1, 0, NULL);
-    Val row = l_iadd(l, q->row, clamped(l, o.i, 0, q->n));
-    Val d = dot(a, head_at(a, A_DO, row, b->head), head_at(a, A_O, row, b->head));
+    Val i = clamped(l, o.i, 0, q->n), row = l_iadd(l, q->row, i);
+    Val d = dot(a, l->real, row_at(l, &b->go, i), l->stored[A_O], head_at(a, A_O, row, b->head));
     l_store(l, d, l_real_at(l, b->delta, o.i), 1);
     l_store(l, l_load(l, l->real, lse_at(a, row, b->head), 1, 1), l_real_at(l, b->lse, o.i), 1);
     l_next(l, &o, NULL);
@@ -591,10 +653,10 @@ static void backward_queries(Attn *a, Backward *b, const Span *run)
     const int64_t *ld = a->s->ld;
     Loop o = l_for(l, "qblock", l_i64(l, 0), run->n, a->bq, 0, NULL);
     Span q = block_of(l, run, o.i, run->n, a->bq);
-    l_sub_call(l, &a->pack, 5, (Val[]){ head_at(a, A_Q, q.row, b->head), l_i64(l, ld[A_Q]), q.n,
-                                        b->qt, l_num(l, a->s->scale) });
-    l_sub_call(l, &a->pack, 5, (Val[]){ head_at(a, A_DO, q.row, b->head), l_i64(l, ld[A_DO]), q.n,
-                                        b->dot, l_num(l, 1) });
+    b->q = rows_of(a, A_Q, &q, b->head, b->qroom);
+    b->go = rows_of(a, A_DO, &q, b->head, b->doroom);
+    l_sub_call(l, &a->pack, 5, (Val[]){ b->q.p, b->q.ld, q.n, b->qt, l_num(l, a->s->scale) });
+    l_sub_call(l, &a->pack, 5, (Val[]){ b->go.p, b->go.ld, q.n, b->dot, l_num(l, 1) });
     clear(a, b->dqt, a->hd * a->line);
     backward_rows(a, b, &q);
     each_key_block(a, &q, backward_block, b);
@@ -627,7 +689,9 @@ static Backward backward_arrays(Attn *a)
     Backward b = { .qt = l_stack(l, wide, "v_qt"), .dot = l_stack(l, wide, "v_dot"),
         .dqt = l_stack(l, wide, "v_dqt"), .pt = l_stack(l, square, "v_pt"),
         .dst = l_stack(l, square, "v_dst"), .lse = l_stack(l, a->bq, "v_lse"),
-        .delta = l_stack(l, a->bq, "v_delta"), .one = l_stack(l, a->bq, "v_one") };
+        .delta = l_stack(l, a->bq, "v_delta"), .one = l_stack(l, a->bq, "v_one"),
+        .qroom = room(a, A_Q, a->bq, "v_q"), .doroom = room(a, A_DO, a->bq, "v_do"),
+        .kroom = room(a, A_K, a->bk, "v_k"), .vroom = room(a, A_V, a->bk, "v_v") };
     fill(a, b.one, 1);
     return b;
 }
@@ -635,7 +699,8 @@ static Backward backward_arrays(Attn *a)
 /* Item = sequence * kv_heads + kv_head; its query heads one after another. */
 void emit_attn_dx(L *l, const KernelSpec *s)
 {
-    Attn *a = attn_open(l, s, 9);
+    uint32_t real_args = 1u << A_LSE | 1u << A_DK | 1u << A_DV;
+    Attn *a = attn_open(l, s, 9, real_args, A_DQ);
     make_mix(a, TILE_ADD);
     make_outer(a);
     Backward b = backward_arrays(a);

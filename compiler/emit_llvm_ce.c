@@ -47,18 +47,24 @@ static Val stat_get(L *l, Val r, int i)
     return l_load(l, l->real, stat_at(l, r, i), 1, 1);
 }
 
+/* The n columns of a row from c on; the logits are argument 0. */
+static Val logits(L *l, Val row, Val c, int n)
+{
+    return l_load(l, l->stored[0], l_at(l, l->stored[0], row, c), n, n);
+}
+
 /* ---- statistics ------------------------------------------------------------------- */
 
 /* The columns from .. to, whole vectors: their maximum first, then their exp. */
 static void online_block(L *l, Val row, Val from, Val to, Val *state)
 {
     Loop a = l_for(l, "max", from, to, l->lanes, 1, &state[MAX]);
-    Val m = l_max(l, l_load(l, l->real, l_real_at(l, row, a.i), l->lanes, l->lanes), a.carry[0]);
+    Val m = l_max(l, logits(l, row, a.i, l->lanes), a.carry[0]);
     l_next(l, &a, &m);
     m = a.carry[0];
     Val s = l_mul(l, state[SUM], l_exp(l, l_sub(l, state[MAX], m)));
     Loop o = l_for(l, "exp", from, to, l->lanes, 1, &s);
-    Val x = l_load(l, l->real, l_real_at(l, row, o.i), l->lanes, l->lanes);
+    Val x = logits(l, row, o.i, l->lanes);
     s = l_add(l, o.carry[0], l_exp(l, l_sub(l, x, m)));
     l_next(l, &o, &s);
     state[MAX] = m;
@@ -68,10 +74,10 @@ static void online_block(L *l, Val row, Val from, Val to, Val *state)
 /* The last columns, fewer than a vector. */
 static void online_rest(L *l, Val row, Val from, Val to, Val *state)
 {
-    Typ t = l_reals(l, l->lanes);
+    Typ t = l_reals(l, l->lanes), of = l->stored[0];
     Loop o = l_for(l, "rest", from, to, l->lanes, 2, state);        // one turn or none
     Val n = l_isub(l, to, o.i), old = o.carry[MAX];
-    Val x = l_load_some(l, l->real, l_real_at(l, row, o.i), l->lanes, n, l_const(t, none_of(l)));
+    Val x = l_load_some(l, of, l_at(l, of, row, o.i), l->lanes, n, l_const(t, none_of(l)));
     Val m = l_max(l, x, old), e = l_exp(l, l_sub(l, x, m));
     e = l_select(l, l_mask(l, l->lanes, n), e, LLVMConstNull(t));
     Val next[2] = { m, l_fma(l, o.carry[SUM], l_exp(l, l_sub(l, old, m)), e) };
@@ -100,7 +106,7 @@ void emit_ce_stat(L *l, const KernelSpec *s)
     Typ t = l_reals(l, l->lanes);
     Val n = existing(l);
     Loop o = l_for(l, "row", l->lo, l->hi, 1, 0, NULL);
-    Val row = l_real_at(l, l->arg[0], l_imulc(l, o.i, s->ld[0])), target;
+    Val row = l_arg_at(l, 0, l_imulc(l, o.i, s->ld[0])), target;
     Val state[2] = { l_const(t, none_of(l)), LLVMConstNull(t) };
     online_row(l, row, n, state);
     Val m = l_reduce(l, L_MAX, state[MAX]);
@@ -110,7 +116,7 @@ void emit_ce_stat(L *l, const KernelSpec *s)
     l_store(l, l_num(l, 0), stat_at(l, o.i, 2), 1);
     Val c = target_column(l, o.i, &target);
     If here = l_if(l, "here", l_icmp(l, LLVMIntULT, c, n));
-    l_store(l, l_load(l, l->real, l_real_at(l, row, c), 1, 1), stat_at(l, o.i, 2), 1);
+    l_store(l, logits(l, row, c, 1), stat_at(l, o.i, 2), 1);
     l_fi(l, here);
     l_next(l, &o, NULL);
     l_finish(l);
@@ -134,37 +140,39 @@ static Val log_double(L *l, Val x)
 /* row[c] = exp(row[c] - m) scale / sum for the n columns that exist, 0 behind them */
 static void softmax_row(L *l, Val row, Val n, Val whole, Val m, Val factor)
 {
-    Typ t = l_reals(l, l->lanes);
+    Typ t = l_reals(l, l->lanes), of = l->stored[0];
     m = l_splat(l, m, l->lanes);
     factor = l_splat(l, factor, l->lanes);
     Loop o = l_for(l, "col", l_i64(l, 0), whole, l->lanes, 0, NULL);
-    Val p = l_real_at(l, row, o.i), x = l_load(l, l->real, p, l->lanes, l->lanes);
-    l_store(l, l_mul(l, l_exp(l, l_sub(l, x, m)), factor), p, l->lanes);
+    Val x = l_mul(l, l_exp(l, l_sub(l, logits(l, row, o.i, l->lanes), m)), factor);
+    l_store(l, l_rounded(l, of, x), l_at(l, of, row, o.i), l->lanes);
     l_next(l, &o, NULL);
     Loop r = l_for(l, "rest", whole, n, l->lanes, 0, NULL);
-    Val some = l_isub(l, n, whole);
-    p = l_real_at(l, row, r.i);
-    x = l_load_some(l, l->real, p, l->lanes, some, LLVMConstNull(t));
-    l_store_some(l, l_mul(l, l_exp(l, l_sub(l, x, m)), factor), p, some);
+    Val some = l_isub(l, n, whole), p = l_at(l, of, row, r.i);
+    x = l_load_some(l, of, p, l->lanes, some, LLVMConstNull(t));
+    x = l_mul(l, l_exp(l, l_sub(l, x, m)), factor);
+    l_store_some(l, l_rounded(l, of, x), p, some);
     l_next(l, &r, NULL);
 }
 
 static void clear_row(L *l, Val row, Val from)
 {
-    Val bytes = l_imulc(l, l_isub(l, l_i64(l, l->spec->cols), from), l->size);
-    LLVMBuildMemSet(l->b, l_real_at(l, row, from), LLVMConstNull(l->i8), bytes,
-                    (unsigned)l->size);
+    unsigned size = l_bytes(l->stored[0]);
+    Val bytes = l_imulc(l, l_isub(l, l_i64(l, l->spec->cols), from), size);
+    LLVMBuildMemSet(l->b, l_at(l, l->stored[0], row, from), LLVMConstNull(l->i8), bytes, size);
 }
 
-/* The gradient of row r whose target is local column c. */
+/* The gradient of row r whose target is local column c. The target's own is made from its
+ * logit: what softmax_row stored may be rounded. */
 static void gradient_row(L *l, Val r, Val row, Val n, Val whole, Val c, Val scale)
 {
-    Val factor = l_div(l, scale, stat_get(l, r, 1));
-    softmax_row(l, row, n, whole, stat_get(l, r, 0), factor);
+    Val factor = l_div(l, scale, stat_get(l, r, 1)), most = stat_get(l, r, 0);
+    softmax_row(l, row, n, whole, most, factor);
     clear_row(l, row, n);
     If here = l_if(l, "here", l_icmp(l, LLVMIntULT, c, n));
-    Val p = l_real_at(l, row, c);
-    l_store(l, l_sub(l, l_load(l, l->real, p, 1, 1), scale), p, 1);
+    Val p = l_mul(l, l_exp(l, l_sub(l, stat_get(l, r, 2), most)), factor);
+    p = l_rounded(l, l->stored[0], l_sub(l, p, scale));
+    l_store(l, p, l_at(l, l->stored[0], row, c), 1);
     l_fi(l, here);
 }
 
@@ -175,7 +183,7 @@ void emit_ce(L *l, const KernelSpec *s)
     Val ignore = l_field(l, l->i32, ignore), scale = l_field(l, l->f64, scale), target;
     if (!l->is_double) scale = LLVMBuildFPTrunc(l->b, scale, l->f32, "");
     Loop o = l_for(l, "row", l->lo, l->hi, 1, 1, &zero);
-    Val row = l_real_at(l, l->arg[0], l_imulc(l, o.i, s->ld[0]));
+    Val row = l_arg_at(l, 0, l_imulc(l, o.i, s->ld[0]));
     Val c = target_column(l, o.i, &target), counts = l_icmp(l, LLVMIntNE, target, ignore);
     Val loss = LLVMBuildFAdd(l->b, log_double(l, as_double(l, stat_get(l, o.i, 1))),
                              as_double(l, stat_get(l, o.i, 0)), "");

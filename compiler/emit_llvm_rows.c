@@ -231,7 +231,7 @@ static Val row_address(Rows *r, int i)
 {
     const RowArg *a = &r->p->arg[i];
     if (a->per > 1 || a->stride != 1) return NULL;
-    return l_real_at(r->l, r->at[i], column(r));
+    return element(r, i, column(r));
 }
 
 /* Argument i as a vector, element (first + col) % length: the same. */

@@ -1,6 +1,7 @@
 /*
  * test_kernel_rows.c - generated row programs against an interpreter of RowProg that
- * follows plan.h word by word, in double.
+ * follows plan.h word by word, in double. Cases also run with every second argument, then
+ * with all arguments in bf16.
  * needs: llvm
  */
 #include "kernel_help.h"
@@ -143,6 +144,7 @@ static void twin_reduce(Twin *t, int i, double huge)
 
 static double twin_dropout(const Twin *t, const RowNode *n, double a, int64_t column)
 {
+    if (t->call->evaluate) return a;
     uint32_t word = rt_dropout_word(t->call->seed, t->call->step, n->salt,
         (uint64_t)t->call->row_token[t->row], (uint32_t)t->call->colmap[column]);
     return word >= rt_dropout_limit(n->c) ? a / (1 - n->c) : 0;
@@ -207,12 +209,13 @@ static void sum_workers(Buf b, int64_t n, int workers)
 }
 
 typedef struct { double scale, shift, tol_double, tol_float; } Fill;
+static uint32_t evaluate;       // of the calls that follow
 
 /* Runs the program both ways on random rows and compares everything it writes. */
 static void check_rows_with(Prog *g, bool dbl, int64_t rows, int workers, Fill fill)
 {
     RowProg *p = &g->p;
-    RtCall call = { .seed = 12345678912345u, .step = 7 };
+    RtCall call = { .seed = 12345678912345u, .step = 7, .evaluate = evaluate };
     int32_t *colmap = malloc(sizeof *colmap * (size_t)p->width);
     int64_t *token = malloc(sizeof *token * (size_t)(rows + 1));
     for (int64_t i = 0; i < p->width; i++) colmap[i] = (int32_t)i;
@@ -223,7 +226,9 @@ static void check_rows_with(Prog *g, bool dbl, int64_t rows, int workers, Fill f
     Twin t = { .p = p, .call = &call };
     for (int i = 0; i < p->nargs; i++) {
         RowArg *a = &p->arg[i];
-        b[i] = buf(dbl, arg_elements(a, rows, workers), fill.scale);
+        a->bf16 = is_half(i, dbl);
+        b[i] = buf_as(dbl, a->bf16 && !(a->is_out && a->is_vector),
+                      arg_elements(a, rows, workers), fill.scale);
         if (!a->is_out && !a->is_vector)
             for (int64_t j = 0; j < b[i].n; j++) put(b[i], j, at(b[i], j) + fill.shift);
         t.arg[i] = copy(b[i]);
@@ -255,6 +260,14 @@ static void check_rows(Prog *g, bool dbl, int64_t rows, int workers)
     check_rows_with(g, dbl, rows, workers, (Fill){ 1, 0, 1e-12, 3e-5 });
 }
 
+static void all(void (*test)(bool dbl, int variant), int variants)
+{
+    both(test, variants);
+    halves(test, variants, 0x5555);
+    halves(test, variants, 0xaaaa);
+    halves(test, variants, 0xffff);
+}
+
 static const int64_t row_counts[] = { 0, 1, 5 };
 
 /* ---- cases ---------------------------------------------------------------- */
@@ -273,7 +286,7 @@ static void gelu(bool dbl, int v)
         check_rows(g, dbl, row_counts[i], i + 1);
     }
 }
-Test(rows, gelu) { both(gelu, 6); }
+Test(rows, gelu) { all(gelu, 6); }
 
 static int layer_norm(Prog *g, int x, int *inverse)
 {
@@ -299,7 +312,7 @@ static void norm(bool dbl, int v)
     storepart(g, inverse);
     check_rows_with(g, dbl, 5, 2, (Fill){ 1, 0, 1e-11, 1e-4 });
 }
-Test(rows, norm) { both(norm, 8); }
+Test(rows, norm) { all(norm, 8); }
 
 /* 1000 + noise: the variance must not drown */
 static void far_from_zero(bool dbl, int v)
@@ -310,7 +323,7 @@ static void far_from_zero(bool dbl, int v)
     storepart(g, reduce(g, R_M2, x, NONE));
     check_rows_with(g, dbl, 5, 1, (Fill){ 1, 1000, 1e-9, 2e-3 });
 }
-Test(rows, far_from_zero) { both(far_from_zero, 6); }
+Test(rows, far_from_zero) { all(far_from_zero, 6); }
 
 /* layer norm backward with both sums over rows */
 static void norm_backward(bool dbl, int v)
@@ -332,7 +345,7 @@ static void norm_backward(bool dbl, int v)
         check_rows(g, dbl, workers == 3 ? 1 : 7, workers);
     }
 }
-Test(rows, norm_backward) { both(norm_backward, 6); }
+Test(rows, norm_backward) { all(norm_backward, 6); }
 
 /* softmax of each part; exp is put aside between the phases */
 static void softmax(bool dbl, int v)
@@ -347,7 +360,7 @@ static void softmax(bool dbl, int v)
     storepart(g, reduce(g, R_SUM, op(g, OP_MUL, y, y), NONE));
     check_rows(g, dbl, 5, 2);
 }
-Test(rows, softmax) { both(softmax, 5); }
+Test(rows, softmax) { all(softmax, 5); }
 
 /* every operator, on numbers of several sizes */
 static void operators(bool dbl, int v)
@@ -372,7 +385,7 @@ static void operators(bool dbl, int v)
     for (int i = 0; i < 11; i++) store(g, op_c(g, OP_POW, b, powers[i]));
     check_rows_with(g, dbl, 9, 1, (Fill){ sizes[v] > 2 ? 2 : sizes[v], 0, 1e-12, 1e-5 });
 }
-Test(rows, operators) { both(operators, 4); }
+Test(rows, operators) { all(operators, 4); }
 
 /* relative accuracy near zero, and the ends of the range */
 static void extremes(bool dbl, int v)
@@ -433,7 +446,7 @@ static void shapes(bool dbl, int v)
     colsum(g, gate, 1);
     check_rows(g, dbl, 5, 2);
 }
-Test(rows, shapes) { both(shapes, 13); }
+Test(rows, shapes) { all(shapes, 13); }
 
 /* the first column of the largest, as the gradient of rowmax finds it */
 static void first_of_largest(bool dbl, int v)
@@ -449,21 +462,23 @@ static void first_of_largest(bool dbl, int v)
     g->p.needs_colmap = true;
     check_rows(g, dbl, 5, 1);
 }
-Test(rows, first_of_largest) { both(first_of_largest, 3); }
+Test(rows, first_of_largest) { all(first_of_largest, 3); }
 
 static void dropout(bool dbl, int v)
 {
-    Prog *g = prog(widths[v], 1);
-    int y = op_c(g, OP_DROPOUT, load(g), v == 2 ? 0 : 0.3);
+    Prog *g = prog(widths[v / 2], 1);
+    int y = op_c(g, OP_DROPOUT, load(g), v == 4 ? 0 : 0.3);
     g->node[y].salt = 0xdeadbeef;
     store(g, y);
     int z = op_c(g, OP_DROPOUT, op(g, OP_MUL, y, reduce(g, R_SUM, y, NONE)), 0.9);
     g->node[z].salt = 17;
     store(g, z);
     g->p.needs_colmap = g->p.needs_rowmap = true;
+    evaluate = v % 2;
     check_rows(g, dbl, 5, 2);
+    evaluate = 0;
 }
-Test(rows, dropout) { both(dropout, 6); }
+Test(rows, dropout) { all(dropout, 12); }
 
 /* programs nobody would write */
 static void random_program(bool dbl, int v)
@@ -494,7 +509,42 @@ static void random_program(bool dbl, int v)
         if (is_part(g, i) && g->node[i].kind != R_NUMBER) { storepart(g, i); break; }
     check_rows_with(g, dbl, 4, 1 + v % 3, (Fill){ 0.7, 0, 1e-10, 1e-2 });
 }
-Test(rows, random_program) { both(random_program, 40); }
+Test(rows, random_program) { all(random_program, 40); }
+
+/* Every bf16, loaded; floats around every bf16, stored: bit for bit. */
+Test(rows, rounding)
+{
+    enum { N = 65536 };
+    for (int way = 0; way < 2; way++) {
+        uint32_t *real = malloc(N * 4);
+        uint16_t *half = malloc(N * 2);
+        for (int low = 0; low < (way ? 6 : 1); low++) {
+            static const uint32_t lows[] = { 0, 1, 0x7fff, 0x8000, 0x8001, 0xffff };
+            Prog *g = prog(17, 1);
+            int rows = N / 17;
+            store(g, load(g));
+            for (int i = 0; i < 2; i++) g->arg[i].ld = 17;
+            g->arg[way].bf16 = true;
+            for (uint32_t i = 0; i < N; i++) {
+                real[i] = way ? i << 16 | lows[low] : 7;
+                half[i] = way ? 7 : (uint16_t)i;
+            }
+            RtCall call = { .arg = { way ? (void *)real : half, way ? (void *)half : real } };
+            KernelSpec s = spec_of(K_ROWS, "rounding", false);
+            s.rows = &g->p;
+            run(&s, &call, rows, 2);
+            for (uint32_t i = 0; i < 17 * (uint32_t)rows; i++) {
+                float x;
+                memcpy(&x, &real[i], sizeof x);
+                bool right = way ? half[i] == to_half(x) : real[i] == i << 16;
+                cr_assert(right, "float %08x, bf16 %04x", real[i], half[i]);
+            }
+            free(g);
+        }
+        free(real);
+        free(half);
+    }
+}
 
 /* Plain SSE2 has narrower vectors and no fused multiply-add. */
 Test(rows, other_machine)
@@ -503,5 +553,8 @@ Test(rows, other_machine)
     llvm_features = "+sse2";
     both(norm, 8);
     both(operators, 2);
-    both(dropout, 6);
+    both(dropout, 12);
+    halves(norm, 8, 0x5555);
+    halves(shapes, 13, 0xffff);
+    halves(random_program, 10, 0xaaaa);
 }

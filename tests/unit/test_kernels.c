@@ -168,7 +168,7 @@ static void attention_case(const Att *a, bool dbl, int workers)
         bool keys = i == K || i == V || i == DK || i == DV;
         int64_t cols = i == LSE ? a->heads : (keys ? a->kv : a->heads) * a->hd;
         t.ld[i] = s.ld[i] = cols + (i == LSE ? 0 : below(5));
-        b[i] = buf(dbl, (keys ? t.k.n : t.q.n) * t.ld[i], 1.5);
+        b[i] = arg_buf(i, dbl, (keys ? t.k.n : t.q.n) * t.ld[i], 1.5);
         t.x[i] = copy(b[i]);
         call.arg[i] = b[i].p;
     }
@@ -216,6 +216,13 @@ static void attention(bool dbl, int v)
     attention_case(&atts[v], dbl, 1 + v % 3);
 }
 Test(attention, all) { both(attention, sizeof atts / sizeof *atts); }
+Test(attention, bf16)
+{
+    static const uint32_t mask[] = { 1 << Q | 1 << K | 1 << V | 1 << O | 1 << DO | 1 << DQ,
+        1 << Q | 1 << DQ, 1 << K | 1 << DO, 1 << V | 1 << O };
+    halves(attention, sizeof atts / sizeof *atts, mask[0]);
+    for (int i = 1; i < 4; i++) halves(attention, 5, mask[i]);
+}
 
 /* ---- attention, slice by slice ---------------------------------------------- */
 
@@ -278,12 +285,12 @@ static void sliced_open(Sliced *z, bool dbl)
     for (int w = 0; w < 9; w++) {
         int64_t cols = w == LSE ? a->heads : (of_keys(w) ? a->kv : a->heads) * a->hd;
         int64_t ld = z->t.ld[w] = z->spec.ld[w] = cols + below(3);
-        Buf whole = buf(dbl, a->nseq * a->len * ld, 1.5);
+        Buf whole = arg_buf(w, dbl, a->nseq * a->len * ld, 1.5);
         z->t.x[w] = copy(whole);
         release(whole);
         for (int64_t i = 0; i < z->cut->n; i++) {
             Order *o = of_keys(w) ? &z->k : &z->q[i];
-            z->b[i][w] = of_keys(w) && i ? z->b[0][w] : buf(dbl, o->n * ld, 0);
+            z->b[i][w] = of_keys(w) && i ? z->b[0][w] : arg_buf(w, dbl, o->n * ld, 0);
             move_rows(&z->t, w, z->t.x[w], o, z->b[i][w], false);
         }
     }
@@ -310,7 +317,7 @@ static void sliced_same(Sliced *z, int what, const char *name)
             move_rows(&z->t, what, got, &z->q[i], z->b[i][what], true);
     double tol = z->spec.is_double ? 1e-12 : 1e-4, *want = z->t.x[what];
     for (int64_t i = 0; i < n; i++) {
-        cr_assert(fabs(got[i] - want[i]) <= tol * (1 + fabs(want[i])),
+        cr_assert(agree(is_half(what, z->spec.is_double), got[i], want[i], tol),
                   "%s: element %ld is %.17g, not %.17g", name, (long)i, got[i], want[i]);
         want[i] = got[i];
     }
@@ -359,6 +366,10 @@ static void sliced(bool dbl, int v)
     sliced_close(&z);
 }
 Test(attention, sliced) { both(sliced, 6); }
+Test(attention, sliced_bf16)
+{
+    halves(sliced, 6, 1 << Q | 1 << K | 1 << V | 1 << O | 1 << DO | 1 << DQ);
+}
 
 /* ---- rotary positions ----------------------------------------------------- */
 
@@ -372,8 +383,9 @@ static void rope(bool dbl, int v)
         KernelSpec k = spec_of(K_ROPE_TABLE, "table", dbl);
         k.rotary = r;
         k.theta = 10000;
-        Buf table = buf(dbl, positions * r, 1), x = buf(dbl, rows * (cols + 3), 1);
-        Buf y = buf(dbl, rows * (cols + 1), 1);
+        k.bf16 = 0;
+        Buf table = buf(dbl, positions * r, 1), x = arg_buf(0, dbl, rows * (cols + 3), 1);
+        Buf y = arg_buf(1, dbl, rows * (cols + 1), 1);
         int32_t pos[] = { 0, 39, 7, 8, 3 };
         RtCall call = { .arg = { table.p }, .row_pos = pos };
         run(&k, &call, positions, 2);
@@ -407,7 +419,11 @@ static void rope(bool dbl, int v)
         free(want);
     }
 }
-Test(misc, rope) { both(rope, 4); }
+Test(misc, rope)
+{
+    both(rope, 4);
+    for (uint32_t mask = 1; mask <= 3; mask++) halves(rope, 4, mask);
+}
 
 /* ---- embedding ------------------------------------------------------------ */
 
@@ -420,7 +436,7 @@ static void embed(bool dbl, int v)
     k.brows = brows;
     k.ld[0] = cols;
     k.ld[1] = ld;
-    Buf e = buf(dbl, brows * cols, 1), y = buf(dbl, rows * ld, 1);
+    Buf e = arg_buf(0, dbl, brows * cols, 1), y = arg_buf(1, dbl, rows * ld, 1);
     RtCall call = { .arg = { e.p, y.p }, .ids = ids, .base = 20 };
     double *want = copy(y);
     for (int64_t r = 0; r < rows; r++)
@@ -431,6 +447,8 @@ static void embed(bool dbl, int v)
     run(&k, &call, rows, 2);
     same(y, want, 0, 0, "embed");
     free(want);
+    release(e);
+    e = buf(dbl, brows * cols, 1);
     want = copy(e);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < cols; c++) {
@@ -438,6 +456,7 @@ static void embed(bool dbl, int v)
             if (id >= 0 && id < brows) want[id * cols + c] += at(y, r * ld + c);
         }
     k.kind = K_EMBED_DW;
+    k.bf16 = k.bf16 >> 1 & 1;
     k.nrows = rows;
     k.ld[0] = ld;
     k.ld[1] = cols;
@@ -449,7 +468,11 @@ static void embed(bool dbl, int v)
     release(y);
     free(want);
 }
-Test(misc, embed) { both(embed, 6); }
+Test(misc, embed)
+{
+    both(embed, 6);
+    for (uint32_t mask = 1; mask <= 3; mask++) halves(embed, 6, mask);
+}
 
 /* ---- cross entropy -------------------------------------------------------- */
 
@@ -465,7 +488,7 @@ static void cross_entropy(bool dbl, int v)
     k.cols = cols;
     k.ld[0] = ld;
     k.ld[1] = 3;
-    Buf x = buf(dbl, rows * ld, 30), stat = buf(dbl, rows * 3, 1);
+    Buf x = arg_buf(0, dbl, rows * ld, 30), stat = buf(dbl, rows * 3, 1);
     RtCall call = { .arg = { x.p, stat.p }, .ids = ids, .base = base, .limit = s[v].limit,
                     .ignore = -1, .scale = 0.125 };
     double *want = copy(stat), *grad = copy(x), loss = 0, total[24] = { 0 };
@@ -507,27 +530,60 @@ static void cross_entropy(bool dbl, int v)
     free(want);
     free(grad);
 }
-Test(misc, cross_entropy) { both(cross_entropy, 7); }
+Test(misc, cross_entropy)
+{
+    both(cross_entropy, 7);
+    halves(cross_entropy, 7, 1);
+}
+
+/* A target that is nearly certain: p - 1 is not made from a p that was rounded. */
+Test(misc, certain_target)
+{
+    Buf x = buf_as(false, true, 2, 0);
+    put(x, 0, 6);
+    float stat[3] = { 6, (float)(1 + exp(-6)), 6 };
+    double total[8] = { 0 };
+    int32_t ids[] = { 0 }, count_me = 1;
+    KernelSpec k = spec_of(K_CE, "ce", false);
+    k.cols = k.ld[0] = 2;
+    k.bf16 = 1;
+    RtCall call = { .arg = { x.p, stat }, .ids = ids, .limit = 2, .ignore = -1, .scale = 1,
+                    .flags = &count_me, .total = total };
+    run(&k, &call, 1, 1);
+    double p = exp(-6) / (1 + exp(-6));
+    same(x, (double[]){ -p, p }, 0, 1e-7, "ce of a certain target");
+    release(x);
+}
 
 /* ---- norm and optimizers -------------------------------------------------- */
+
+static void rounded(Buf half, Buf of, const char *what)
+{
+    double *want = copy(of);
+    same(half, want, 0, 0, what);
+    free(want);
+}
 
 static void norm_and_update(bool dbl, int v)
 {
     static const int64_t sizes[] = { 0, 1, 15, 16, 33, 1000 };
     int64_t n = sizes[v];
-    Buf p = buf(dbl, n, 1), g = buf(dbl, n, 1), m = buf(dbl, n, 1), w = buf(dbl, n, 0.1);
+    Buf p = buf(dbl, n, 1), g = arg_buf(1, dbl, n, 1), m = buf(dbl, n, 1), w = buf(dbl, n, 0.1);
+    Buf half = buf_as(dbl, true, n, 1);     // what `copy` writes
     for (int64_t i = 0; i < n; i++) put(w, i, fabs(at(w, i)));
     double total[24] = { 0 }, sum = 0;
     KernelSpec k = spec_of(K_NORM, "norm", dbl);
+    k.bf16 = g.half;
     RtCall call = { .arg = { g.p }, .total = total };
     for (int64_t i = 0; i < n; i++) sum += at(g, i) * at(g, i);
     run(&k, &call, n, 3);
     cr_assert(fabs(total[0] + total[8] + total[16] - sum) <= 1e-13 * (1 + sum), "norm");
     double *wp = copy(p), *wm = copy(m), *wv = copy(w);
-    call = (RtCall){ .arg = { p.p, g.p, m.p, w.p }, .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95,
+    call = (RtCall){ .arg = { p.p, g.p, m.p, w.p, half.p }, .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95,
         .eps = 1e-8, .decay = 0.1, .scale = 0.7, .correct1 = 1.3, .correct2 = 1.1,
         .momentum = 0.8 };
     k = spec_of(K_ADAMW, "adamw", dbl);
+    k.copy = g.half;
     for (int64_t i = 0; i < n; i++) {
         double d = at(g, i) * 0.7;
         wm[i] = 0.9 * wm[i] + (1 - 0.9) * d;
@@ -538,7 +594,10 @@ static void norm_and_update(bool dbl, int v)
     close_to(p, wp, "adamw: p");
     close_to(m, wm, "adamw: m");
     close_to(w, wv, "adamw: v");
+    if (k.copy) rounded(half, p, "adamw: the copy");
     k = spec_of(K_SGD, "sgd", dbl);
+    k.copy = g.half;
+    call.arg[3] = half.p;
     for (int64_t i = 0; i < n; i++) {
         wm[i] = 0.8 * wm[i] + at(g, i) * 0.7;
         wp[i] -= 1e-2 * wm[i];
@@ -546,6 +605,8 @@ static void norm_and_update(bool dbl, int v)
     run(&k, &call, n, 2);
     close_to(p, wp, "sgd: p");
     close_to(m, wm, "sgd: m");
+    if (k.copy) rounded(half, p, "sgd: the copy");
+    release(half);
     release(p);
     release(g);
     release(m);
@@ -554,7 +615,11 @@ static void norm_and_update(bool dbl, int v)
     free(wm);
     free(wv);
 }
-Test(misc, norm_and_update) { both(norm_and_update, 6); }
+Test(misc, norm_and_update)
+{
+    both(norm_and_update, 6);
+    halves(norm_and_update, 6, 2);
+}
 
 /* ---- the object file, other machines -------------------------------------- */
 
@@ -603,10 +668,15 @@ Test(object, other_machines)
     both(rope, 4);
     both(cross_entropy, 7);
     both(norm_and_update, 6);
+    halves(attention, 5, 1 << Q | 1 << K | 1 << O | 1 << DQ);
+    halves(rope, 4, 3);
+    halves(cross_entropy, 7, 1);
+    halves(norm_and_update, 6, 2);
     llvm_cpu = "x86-64-v4";
     llvm_features = "+avx512f,+avx512vl,+avx512dq,+avx512bw,+avx2,+fma";
-    for (int d = 0; d < 2; d++) {
-        KernelSpec k = spec_of(K_ATTN_DX, "k", d);
+    for (int d = 0; d < 3; d++) {
+        KernelSpec k = spec_of(K_ATTN_DX, "k", d == 1);
+        if (d == 2) k.bf16 = 1 << Q | 1 << K | 1 << V | 1 << O | 1 << DO | 1 << DQ;
         k.heads = k.kv_heads = 2;
         k.hd = 50;
         k.causal = true;
