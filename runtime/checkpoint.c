@@ -32,6 +32,7 @@ typedef struct FileIo FileIo;
 struct FileIo {
     RtRank *r;
     int (*run)(FileIo *io, const FileRun *run);
+    int unit;               // that the runs are of
     FileRun pending;
     int64_t unsent;         // bytes written since the disk was told
     char buffer[BUFFER * 8];
@@ -41,6 +42,12 @@ struct FileIo {
 static char *element(const RtRank *r, int64_t region, int64_t at)
 {
     return r->block + region + at * (int64_t)r->rt->real;
+}
+
+/* Where the parameters' flat element `at` of the unit is. */
+static char *param_at(const RtRank *r, int unit, int64_t at)
+{
+    return element(r, r->head->params_offset, at - rt_shift(r, unit, RT_PARAMS));
 }
 
 static double get(const RtRank *r, int64_t region, int64_t at)
@@ -57,12 +64,12 @@ static double get(const RtRank *r, int64_t region, int64_t at)
 }
 
 /* n values to the parameters' flat elements at, at + stride, .. */
-static void put(const RtRank *r, int64_t at, int64_t stride, int64_t n, const double *v)
+static void put(const FileIo *io, int64_t at, int64_t stride, int64_t n, const double *v)
 {
-    void *p = element(r, r->rt->head->params_offset, at);
+    void *p = param_at(io->r, io->unit, at);
     float *f = p;
     double *d = p;
-    if (r->rt->real == sizeof *d)
+    if (io->r->rt->real == sizeof *d)
         for (int64_t k = 0; k < n; k++)
             d[k * stride] = v[k];
     else if (stride == 1)
@@ -131,7 +138,7 @@ static int64_t row_from(const RtUnit *u, int64_t from, int64_t col)
 static int turned_columns(FileIo *io, int iunit, int64_t lo, int64_t hi)
 {
     const RtRank *r = io->r;
-    const RtProgram *prog = r->rt->program;
+    const RtProgram *prog = r->program;
     const RtUnit *u = &prog->units[iunit];
     const int32_t *rows = u->rows >= 0 ? r->cols[u->rows].global : NULL;
     int64_t first = r->shard[iunit] * u->shard, block = u->brows * u->bcols;
@@ -178,7 +185,7 @@ static int init_span(void *ctx, const RtSpan *s)
         int64_t n = s->n - i < BUFFER ? s->n - i : BUFFER;
         rt_init_range(p->init, p->init_a, r->rt->head->train.seed, hash,
                       (uint64_t)(s->row * p->width + s->col + i), (size_t)n, io->value);
-        put(r, s->at + i, 1, n, io->value);
+        put(io, s->at + i, 1, n, io->value);
     }
     return RT_OK;
 }
@@ -197,7 +204,7 @@ static int load_run(FileIo *io, const FileRun *run)
     int64_t size = (int64_t)rt_dtype_bytes(t->dtype);
     bool same = t->dtype == (rt->real == sizeof(float) ? RT_F32 : RT_F64);
     if (same && run->stride == 1)
-        return rt_read_at(rt->load->fd, element(r, rt->head->params_offset, run->at),
+        return rt_read_at(rt->load->fd, param_at(r, io->unit, run->at),
                           (size_t)(run->n * size), t->begin + run->index * size)
                ? load_broken(rt, t) : RT_OK;
     for (int64_t i = 0; i < run->n; i += BUFFER) {
@@ -206,7 +213,7 @@ static int load_run(FileIo *io, const FileRun *run)
                        t->begin + (run->index + i) * size))
             return load_broken(rt, t);
         rt_dtype_decode(t->dtype, io->buffer, n, io->value);
-        put(r, run->at + i * run->stride, run->stride, n, io->value);
+        put(io, run->at + i * run->stride, run->stride, n, io->value);
     }
     return RT_OK;
 }
@@ -224,7 +231,7 @@ static bool share_of(const RtWorker *w, const RtUnit *u, int64_t *lo, int64_t *h
     return a < b;
 }
 
-/* A worker's share of every unit; padding stays the zero it is. */
+/* A worker's share of every unit, or of what is here of it; padding stays zero. */
 int rt_init_params(RtWorker *w)
 {
     RtRank *r = w->rank;
@@ -233,9 +240,12 @@ int rt_init_params(RtWorker *w)
     io->r = r;
     io->run = load_run;
     int status = RT_OK;
-    for (int u = 0; u < rt->head->nunits && !status; u++) {
+    for (int u = 0; u < r->head->nunits && !status; u++) {
         int64_t lo = 0, hi = INT64_MAX;
-        if (share_of(w, &rt->program->units[u], &lo, &hi))
+        if (r->head->zero >= 3)
+            rt_owned(r, u, &lo, &hi);
+        io->unit = u;
+        if (share_of(w, &r->program->units[u], &lo, &hi))
             status = rt->load ? unit_runs(io, u, lo, hi) : rt_spans(r, u, lo, hi, init_span, io);
         atomic_fetch_add(&r->progress, 1);
     }
@@ -387,12 +397,12 @@ int rt_save_probe(Rt *rt)
 }
 
 /* n values of the run, side by side. */
-static void gather(const RtRank *r, const FileRun *run, int64_t i, int64_t n, void *out)
+static void gather(const FileIo *io, const FileRun *run, int64_t i, int64_t n, void *out)
 {
-    const void *p = element(r, r->rt->head->params_offset, run->at + i * run->stride);
+    const void *p = param_at(io->r, io->unit, run->at + i * run->stride);
     const float *f = p;
     const double *d = p;
-    if (r->rt->real == sizeof *d)
+    if (io->r->rt->real == sizeof *d)
         for (int64_t k = 0; k < n; k++)
             ((double *)out)[k] = d[k * run->stride];
     else
@@ -409,9 +419,9 @@ static int save_run(FileIo *io, const FileRun *run)
     atomic_fetch_add(&rt->written[run->param], run->n);
     for (int64_t i = 0; i < run->n; i += most) {
         int64_t n = run->n - i < most ? run->n - i : most;
-        const void *from = element(r, rt->head->params_offset, run->at + i);
+        const void *from = param_at(r, io->unit, run->at + i);
         if (run->stride != 1) {
-            gather(r, run, i, n, io->buffer);
+            gather(io, run, i, n, io->buffer);
             from = io->buffer;
         }
         if (rt_write_at(rt->save_fd, from, (size_t)(n * real), to + i * real))
@@ -483,15 +493,15 @@ static int end_save(Rt *rt)
 static int save_params(RtWorker *w)
 {
     RtRank *r = w->rank;
-    const RtProgram *p = r->rt->program;
     FileIo *io = rt_alloc(1, sizeof *io);
     io->r = r;
     io->run = save_run;
     int status = RT_OK;
-    for (int u = 0; u < r->rt->head->nunits && !status; u++) {
+    for (int u = 0; u < r->head->nunits && !status; u++) {
         int64_t lo, hi;
-        rt_owned(r, &lo, &hi);
-        if (r->counts[u] && share_of(w, &p->units[u], &lo, &hi))
+        rt_owned(r, u, &lo, &hi);
+        io->unit = u;
+        if (r->counts[u] && share_of(w, &r->program->units[u], &lo, &hi))
             status = unit_runs(io, u, lo, hi);
         atomic_fetch_add(&r->progress, 1);
     }
@@ -517,7 +527,8 @@ int rt_save(RtWorker *w)
 
 /* ---- look-ups ------------------------------------------------------------ */
 
-typedef struct { const RtRank *r; int param; int64_t region; double *dst; } Reader;
+/* What is looked for; flat element e of the unit is element e - shift of `region`. */
+typedef struct { const RtRank *r; int param; int64_t region, shift; double *dst; } Reader;
 
 static int read_span(void *ctx, const RtSpan *s)
 {
@@ -526,25 +537,30 @@ static int read_span(void *ctx, const RtSpan *s)
         return RT_OK;
     int64_t width = to->r->rt->program->params[s->param].width;
     for (int64_t i = 0; i < s->n; i++)
-        to->dst[s->row * width + s->col + i] = get(to->r, to->region, s->at + i);
+        to->dst[s->row * width + s->col + i] = get(to->r, to->region, s->at + i - to->shift);
     return RT_OK;
 }
 
 void rt_read_param(Rt *rt, int what, int iparam, double *dst)
 {
-    const RtHeader *h = rt->head;
     for (int i = 0; i < rt->nranks; i++) {
         RtRank *r = &rt->rank[i];
-        Reader to = { r, iparam, what ? h->grads_offset : h->params_offset, dst };
-        int64_t lo, hi;
-        rt_owned(r, &lo, &hi);
-        for (int u = 0; u < h->nunits; u++)
+        const RtHeader *h = r->head;
+        Reader to = { r, iparam, what ? h->grads_offset : h->params_offset, 0, dst };
+        for (int u = 0; u < h->nunits; u++) {
+            int64_t lo, hi;
+            rt_owned(r, u, &lo, &hi);
+            to.shift = rt_shift(r, u, what ? RT_GRADS : RT_PARAMS);
             if (r->counts[u] && lo < hi)
                 rt_spans(r, u, lo, hi, read_span, &to);
+        }
     }
 }
 
 int64_t rt_block_bytes(Rt *rt)
 {
-    return rt->head->block_bytes * rt->nranks;
+    int64_t all = 0;
+    for (int s = 0; s < rt->head->nstages; s++)
+        all += rt->program[s].head->block_bytes * (rt->nranks / rt->head->nstages);
+    return all;
 }

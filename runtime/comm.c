@@ -22,16 +22,24 @@ void rt_split(int64_t n, int64_t parts, int64_t i, int64_t grain, int64_t *lo, i
 
 /* ---- groups -------------------------------------------------------------- */
 
-static int find_kind(Rt *rt, int axes, int rep)
+static int find_kind(Rt *rt, int axes, int rep, uint64_t stages)
 {
     bool halved = ((axes & RT_YK) != 0) != ((axes & RT_YR) != 0);
     rep = halved && rep > 1 ? rep : 1;
     if (rep == 1)                       // YR is then empty, YK all of y
         axes = axes & RT_YK ? axes | RT_YR : axes & ~RT_YR;
+    stages = axes & RT_STAGE ? stages : 0;
     for (int i = 0; i < rt->nkinds; i++)
-        if (rt->kind[i].axes == axes && rt->kind[i].rep == rep)
+        if (rt->kind[i].axes == axes && rt->kind[i].rep == rep && rt->kind[i].stages == stages)
             return i;
-    rt->kind[rt->nkinds] = (RtGroupKind){ axes, rep, 0 };
+    if (rt->nkinds % 64 == 0) {
+        RtGroupKind *more = rt_alloc((size_t)rt->nkinds + 64, sizeof *more);
+        if (rt->nkinds)
+            memcpy(more, rt->kind, sizeof *more * (size_t)rt->nkinds);
+        free(rt->kind);
+        rt->kind = more;
+    }
+    rt->kind[rt->nkinds] = (RtGroupKind){ axes, rep, stages };
     return rt->nkinds++;
 }
 
@@ -52,45 +60,58 @@ static RtGroup *new_group(Rt *rt, const int *ranks, int n)
     return g;
 }
 
+static bool takes_part(const RtGroupKind *k, const RtRank *r)
+{
+    return !(k->axes & RT_STAGE) || k->stages >> r->stage & 1;
+}
+
 /*
  * Ranks fall into one group when they agree on all axes outside the kind. Rank
- * numbers have the order of groups: data, x, y, z; and y = yk, yr.
+ * numbers have the order of groups: stage, data, x, y, z; and y = yk, yr.
  */
 static void seat_kind(Rt *rt, int ikind, int *members)
 {
     RtGroupKind *k = &rt->kind[ikind];
-    int others = (RT_DATA | RT_X | RT_YK | RT_YR | RT_Z) & ~k->axes;
+    int others = (RT_STAGE | RT_DATA | RT_X | RT_YK | RT_YR | RT_Z) & ~k->axes;
     for (int i = 0; i < rt->nranks; i++) {
         RtRank *r = &rt->rank[i];
-        if (r->seat[ikind].group)
+        if (r->seat[ikind].group || !takes_part(k, r))
             continue;
         int place = rt_axis_coordinate(r, others, k->rep, NULL), n = 0;
         for (int j = i; j < rt->nranks; j++)
-            if (rt_axis_coordinate(&rt->rank[j], others, k->rep, NULL) == place)
+            if (takes_part(k, &rt->rank[j])
+                && rt_axis_coordinate(&rt->rank[j], others, k->rep, NULL) == place)
                 members[n++] = j;
         RtGroup *g = new_group(rt, members, n);
         for (int m = 0; m < n; m++)
             rt->rank[members[m]].seat[ikind] = (RtSeat){ g, m };
-        k->size = n;
     }
+}
+
+/* The kind of the group that each step of one stage works in. */
+static int *kinds_of_steps(Rt *rt, const RtProgram *p)
+{
+    int *kind = rt_alloc((size_t)p->head->nsteps, sizeof *kind);
+    for (int i = 0; i < p->head->nsteps; i++) {
+        const RtStep *s = &p->steps[i];
+        bool has = (s->kind >= RT_ALL_GATHER && s->kind <= RT_CE_MERGE) || s->kind == RT_COUNT;
+        int axes = s->kind == RT_COUNT ? RT_DATA : s->axes;
+        kind[i] = has ? find_kind(rt, axes, s->rep, s->stages) : -1;
+    }
+    return kind;
 }
 
 int rt_groups_make(Rt *rt)
 {
-    const RtProgram *p = rt->program;
-    int nsteps = rt->head->nsteps;
-    rt->kind = rt_alloc((size_t)nsteps + 1, sizeof *rt->kind);
-    rt->step_kind = rt_alloc((size_t)nsteps, sizeof *rt->step_kind);
-    for (int i = 0; i < nsteps; i++) {
-        const RtStep *s = &p->steps[i];
-        bool has = (s->kind >= RT_ALL_GATHER && s->kind <= RT_CE_MERGE) || s->kind == RT_COUNT;
-        int axes = s->kind == RT_COUNT ? RT_DATA : s->axes;
-        rt->step_kind[i] = has ? find_kind(rt, axes, s->rep) : -1;
-    }
+    int nstages = rt->head->nstages;
+    rt->step_kind = rt_alloc((size_t)nstages, sizeof *rt->step_kind);
+    for (int s = 0; s < nstages; s++)
+        rt->step_kind[s] = kinds_of_steps(rt, &rt->program[s]);
     int *members = rt_alloc((size_t)rt->nranks, sizeof *members);
     rt->groups = rt_alloc((size_t)rt->nranks * (size_t)rt->nkinds + 1, sizeof *rt->groups);
     for (int i = 0; i < rt->nranks; i++) {
         rt->rank[i].seat = rt_alloc((size_t)rt->nkinds, sizeof(RtSeat));
+        rt->rank[i].step_kind = rt->step_kind[rt->rank[i].stage];
         members[i] = i;
     }
     rt->everyone = new_group(rt, members, rt->nranks);
@@ -115,6 +136,8 @@ void rt_groups_free(Rt *rt)
         free(rt->rank[i].seat);
     free(rt->groups);
     free(rt->kind);
+    for (int s = 0; rt->step_kind && s < rt->head->nstages; s++)
+        free(rt->step_kind[s]);
     free(rt->step_kind);
 }
 
@@ -171,4 +194,32 @@ int rt_sum_doubles(RtWorker *w, const RtSeat *s, double *v, int n)
 int rt_barrier(RtWorker *w, const RtSeat *s)
 {
     return comm_of(w, s)->barrier(w, s);
+}
+
+/* ---- messages ------------------------------------------------------------- */
+
+static int peer_of(const RtRank *r, int stage)
+{
+    return r->id + (stage - r->stage) * (r->rt->nranks / r->rt->head->nstages);
+}
+
+/* What a message of the pass carries. */
+int rt_mail_kind(const RtPass *pass)
+{
+    return pass->kind == RT_PASS_SEND_GRADIENT || pass->kind == RT_PASS_RECV_GRADIENT
+           || pass->kind == RT_PASS_BACKWARD ? RT_MAIL_GRADIENT : RT_MAIL_ACTIVATION;
+}
+
+int rt_send(RtWorker *w, int stage, const void *src, int64_t bytes)
+{
+    int peer = peer_of(w->rank, stage);
+    return bytes > 0 ? w->rank->rt->comm->send(w, peer, rt_mail_kind(w->pass), src, bytes) : RT_OK;
+}
+
+int rt_recv(RtWorker *w, int stage, void *dst, int64_t bytes)
+{
+    if (w->index == 0)
+        w->rank->received += (double)bytes;
+    int peer = peer_of(w->rank, stage);
+    return bytes > 0 ? w->rank->rt->comm->recv(w, peer, rt_mail_kind(w->pass), dst, bytes) : RT_OK;
 }

@@ -66,6 +66,21 @@ static int null_all_to_all(RtWorker *w, const RtSeat *s, const void *src, void *
     return RT_OK;
 }
 
+/* There is nobody to send to. */
+static int null_send(RtWorker *w, int peer, int kind, const void *src, int64_t bytes)
+{
+    (void)kind, (void)src, (void)bytes;
+    return rt_fail(w->rank->rt, RT_BUG, "%s: error: rank %d alone sends to rank %d",
+                   w->rank->rt->exe, w->rank->id, peer);
+}
+
+static int null_recv(RtWorker *w, int peer, int kind, void *dst, int64_t bytes)
+{
+    (void)kind, (void)dst, (void)bytes;
+    return rt_fail(w->rank->rt, RT_BUG, "%s: error: rank %d alone receives from rank %d",
+                   w->rank->rt->exe, w->rank->id, peer);
+}
+
 static int null_sum_doubles(RtWorker *w, const RtSeat *s, double *v, int n)
 {
     (void)w, (void)s, (void)v, (void)n;
@@ -79,6 +94,6 @@ static int null_barrier(RtWorker *w, const RtSeat *s)
 }
 
 const RtComm rt_comm_null = {
-    "null", null_all_gather, null_reduce_scatter, null_all_reduce, null_all_to_all,
-    null_sum_doubles, null_barrier,
+    "null", NULL, NULL, null_all_gather, null_reduce_scatter, null_all_reduce, null_all_to_all,
+    null_send, null_recv, null_sum_doubles, null_barrier,
 };

@@ -14,6 +14,9 @@
  * every member, then copies the other parts (three barriers), or below
  * SMALL bytes sums everything for itself (two).
  *
+ * Messages between two ranks go through a ring of mailboxes: the sender copies in
+ * and goes on, the receiver copies out. A sender waits only while the ring is full.
+ *
  * Waiting threads sleep in a futex: ranks may outnumber cores by far. A wait
  * that lasts too long ends the run and names the rank that did not come.
  */
@@ -29,8 +32,23 @@ enum {
     BLOCK = 1024,           // elements summed at a time, on the stack
     SMALL = 4096,           // bytes up to which all_reduce is done by everyone for itself
     SHARED = 64 << 10,      // bytes from which a rank's workers share a collective
+    BOXES = 2,              // messages a sender may be ahead of its receiver
 };
-static const unsigned OVER = 1u << 31;          // in RtBarrier.gen: the run ends
+static const unsigned OVER = 1u << 31;  // in RtBarrier.gen, RtMail.sent, .taken: the run ends
+
+/*
+ * Messages of one kind from one rank to another. Message i lies in box i % BOXES; `sent`
+ * and `taken` count them (without their top bit).
+ */
+struct RtMail {
+    _Alignas(RT_LINE) atomic_uint sent;
+    _Alignas(RT_LINE) atomic_uint taken;
+    atomic_int sleepers;
+    int from, to, kind;
+    int64_t room;                       // bytes of a box
+    char *box;
+    struct { int64_t bytes; int step, microbatch, slice; } label[BOXES];
+};
 
 /* ---- barriers ------------------------------------------------------------ */
 
@@ -51,18 +69,22 @@ void rt_barrier_free(RtBarrier *b)
     b->seen = NULL;
 }
 
-static void wake(RtBarrier *b)
+static void wake(atomic_uint *word)
 {
-    syscall(SYS_futex, &b->gen, FUTEX_WAKE_PRIVATE, 1 << 30, NULL, NULL, 0);
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1 << 30, NULL, NULL, 0);
+}
+
+static void end_waits(atomic_uint *word)
+{
+    atomic_fetch_or(word, OVER);
+    wake(word);
 }
 
 /* Ends every wait, now and later. */
 static void end_barrier(RtBarrier *b)
 {
-    if (!b->seen)
-        return;                         // not made yet
-    atomic_fetch_or(&b->gen, OVER);
-    wake(b);
+    if (b->seen)                        // else not made yet
+        end_waits(&b->gen);
 }
 
 void rt_wake_all(Rt *rt)
@@ -71,23 +93,30 @@ void rt_wake_all(Rt *rt)
         end_barrier(&rt->groups[i]->barrier);
     for (int i = 0; rt->rank && i < rt->nranks; i++)
         end_barrier(&rt->rank[i].team);
+    for (int i = 0; i < rt->nmail; i++) {
+        end_waits(&rt->mail[i].sent);
+        end_waits(&rt->mail[i].taken);
+    }
 }
 
 static const char *const kind_word[RT_STEP_KINDS] = {
     "product", "kernel", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "merge",
     "merge", "sum of columns", "copy", "zero", "count", "norm", "totals", "update",
+    "send", "recv",
 };
 
 /* "all_gather 'h.0.attn: X over y'" */
-static void op_words(const Rt *rt, int op, const char *what, char *out, size_t room)
+static void op_words(const RtRank *r, int op, const char *what, char *out, size_t room)
 {
-    const RtProgram *p = rt->program;
-    if (op < 0 || op >= rt->head->nsteps)
+    const RtProgram *p = r->program;
+    if (op < 0 || op >= r->head->nsteps)
         snprintf(out, room, "%s", what);
     else
         snprintf(out, room, "%s '%s'", kind_word[p->steps[op].kind],
                  rt_text(p, p->steps[op].name));
 }
+
+/* ---- who waits for whom -------------------------------------------------- */
 
 static int missing_member(const RtBarrier *b, unsigned round)
 {
@@ -97,72 +126,95 @@ static int missing_member(const RtBarrier *b, unsigned round)
     return -1;
 }
 
+/* The rank that `r` waits for, or -1. */
+static int awaited_by(const RtRank *r)
+{
+    const RtBarrier *b = atomic_load(&r->waits);
+    if (!b)
+        return atomic_load(&r->waits_for);
+    int m = missing_member(b, (atomic_load(&b->gen) & ~OVER) + 1);
+    return m < 0 ? -1 : b->rank[m];
+}
+
+/* A number that changes when a rank moves that this one waits for, through others too:
+ * in a pipeline a rank may stand still for long because the first stage works. */
+static uint64_t moves_of(const RtRank *r)
+{
+    const Rt *rt = r->rt;
+    uint64_t moves = 0;
+    int rank = r->id;
+    for (int hop = 0; hop <= rt->nranks && rank >= 0; hop++) {
+        const RtRank *q = &rt->rank[rank];
+        moves = moves * 1000003 + (uint64_t)atomic_load(&q->progress) * 4099 + (uint64_t)rank;
+        rank = awaited_by(q);
+    }
+    return moves;
+}
+
 /*
  * The message of a wait that lasted too long. Follows waiting ranks to the one
  * that does not wait: who is missing there is what the reader wants to know.
+ * `worker` >= 0: this thread waits for that worker of its own rank.
  */
-static int waited_too_long(RtRank *r, RtBarrier *b, unsigned round, const char *what)
+static int waited_too_long(RtRank *r, int worker, const char *what)
 {
     Rt *rt = r->rt;
-    char text[1600], words[300];
-    size_t at = 0;
-    for (int hop = 0; hop < rt->nranks && at < sizeof text; hop++) {
-        int op = atomic_load(&r->op), m = missing_member(b, round);
-        const RtProgram *p = rt->program;
-        op_words(rt, op, what, words, sizeof words);
-        int peer = m < 0 ? -1 : b->rank ? b->rank[m] : r->id;
-        char whom[48] = "its peers";
-        if (peer >= 0)
-            snprintf(whom, sizeof whom, b->rank ? "rank %d" : "worker %d", b->rank ? peer : m);
-        if (hop == 0)
-            at += (size_t)snprintf(text, sizeof text, "%s: error: rank %d waited %g s in %s "
-                                   "(%s%sstep %lld) for %s", rt->exe, r->id, rt->timeout_s,
-                                   words, op >= 0 ? rt_text(p, p->steps[op].source) : "",
-                                   op >= 0 ? ", " : "", (long long)r->now.step + 1, whom);
-        else
-            at += (size_t)snprintf(text + at, sizeof text - at, "\nnote: rank %d itself waits "
-                                   "in %s for %s", r->id, words, whom);
-        if (peer < 0 || !b->rank || at >= sizeof text)
-            break;
+    char text[1600], words[300], who[48], whom[48];
+    int op = atomic_load(&r->op), peer = awaited_by(r);
+    if (worker > 0 || (worker == 0 && peer < 0))
+        snprintf(whom, sizeof whom, "worker %d", worker);
+    else if (peer < 0)
+        snprintf(whom, sizeof whom, "its peers");
+    else
+        rt_who(&rt->rank[peer], whom);
+    op_words(r, op, what, words, sizeof words);
+    size_t at = (size_t)snprintf(text, sizeof text, "%s: error: %s waited %g s in %s (%s%sstep "
+                                 "%lld) for %s", rt->exe, rt_who(r, who), rt->timeout_s, words,
+                                 op >= 0 ? rt_text(r->program, r->program->steps[op].source) : "",
+                                 op >= 0 ? ", " : "", (long long)r->now.step + 1, whom);
+    for (int hop = 1; hop < rt->nranks && peer >= 0 && at < sizeof text; hop++) {
         r = &rt->rank[peer];
-        b = atomic_load(&r->waits);
-        if (!b) {
-            op_words(rt, atomic_load(&r->op), "nothing", words, sizeof words);
-            if (atomic_load(&r->op) >= 0)
-                snprintf(text + at, sizeof text - at, "\nnote: rank %d is in %s", peer, words);
-            break;
-        }
-        round = (atomic_load(&b->gen) & ~OVER) + 1;
+        op = atomic_load(&r->op);
+        peer = awaited_by(r);
+        op_words(r, op, "nothing", words, sizeof words);
+        if (peer >= 0)
+            at += (size_t)snprintf(text + at, sizeof text - at, "\nnote: %s itself waits in %s "
+                                   "for %s", rt_who(r, who), words,
+                                   rt_who(&rt->rank[peer], whom));
+        else if (op >= 0)
+            at += (size_t)snprintf(text + at, sizeof text - at, "\nnote: %s is in %s",
+                                   rt_who(r, who), words);
     }
     return rt_fail(rt, RT_WORLD, "%s", text);
 }
 
-/* Sleeps until the round ends. Counts the time only while the missing rank stands still. */
-static int sleep_for(RtRank *r, RtBarrier *b, unsigned gen, unsigned round, const char *what)
+/*
+ * Sleeps until *word is no longer `value`. Counts the time only while those it waits for
+ * stand still. `team`: the rank's own barrier of workers, or NULL.
+ */
+static int sleep_on(RtRank *r, atomic_uint *word, unsigned value, atomic_int *sleepers,
+                    const RtBarrier *team, const char *what)
 {
     Rt *rt = r->rt;
     double since = 0;
-    long long progress = -1;
-    int whom = -1;
-    while (atomic_load(&b->gen) == gen) {
+    uint64_t moves = 0;
+    while (atomic_load(word) == value) {
         double nap_s = rt->timeout_s < 4 ? rt->timeout_s / 8 : 0.5;
         struct timespec nap = { (time_t)nap_s, (long)(1e9 * (nap_s - (double)(time_t)nap_s)) };
-        atomic_fetch_add(&b->sleepers, 1);
-        long rc = syscall(SYS_futex, &b->gen, FUTEX_WAIT_PRIVATE, gen, &nap, NULL, 0);
+        atomic_fetch_add(sleepers, 1);
+        long rc = syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, &nap, NULL, 0);
         int why = rc ? errno : 0;
-        atomic_fetch_sub(&b->sleepers, 1);
+        atomic_fetch_sub(sleepers, 1);
         if (why != ETIMEDOUT)
             continue;
         double now = rt_now_s();
-        int m = missing_member(b, round);
-        long long moves = m < 0 || !b->rank ? 0 : atomic_load(&rt->rank[b->rank[m]].progress);
-        if (m != whom || moves != progress) {
-            whom = m;
-            progress = moves;
+        uint64_t m = moves_of(r);
+        if (since == 0 || m != moves) {
             since = now - (since == 0 ? nap_s : 0);
+            moves = m;
         }
         if (now - since >= rt->timeout_s)
-            return waited_too_long(r, b, round, what);
+            return waited_too_long(r, team ? missing_member(team, value + 1) : -1, what);
     }
     return RT_OK;
 }
@@ -190,7 +242,7 @@ int rt_wait(RtRank *r, RtBarrier *b, int me, const char *what)
         if (!atomic_compare_exchange_strong(&b->gen, &gen, next))
             return atomic_load(&rt->status);
         if (atomic_load(&b->sleepers) > 0)
-            wake(b);
+            wake(&b->gen);
         return RT_OK;
     }
     for (int i = 0; i < rt->spin && atomic_load_explicit(&b->gen, memory_order_acquire) == gen;
@@ -199,7 +251,7 @@ int rt_wait(RtRank *r, RtBarrier *b, int me, const char *what)
     if (atomic_load(&b->gen) == gen) {
         if (b->rank)
             atomic_store(&r->waits, b);
-        int status = sleep_for(r, b, gen, gen + 1, what);
+        int status = sleep_on(r, &b->gen, gen, &b->sleepers, b->rank ? NULL : b, what);
         if (b->rank)
             atomic_store(&r->waits, NULL);
         RT_TRY(status);
@@ -215,6 +267,14 @@ int rt_team(RtWorker *w)
 
 /* ---- publish and meet ---------------------------------------------------- */
 
+/* Are two members in the same call? Stages have step lists of their own. */
+static bool same_call(const RtRank *a, int a_op, const RtRank *b, int b_op)
+{
+    if (a->stage == b->stage || a_op < 0 || b_op < 0)
+        return a_op == b_op;
+    return a->program->steps[a_op].kind == b->program->steps[b_op].kind;
+}
+
 /* Steps 1 and 2; checks that all members are in the same call. */
 static int enter(RtWorker *w, const RtSeat *s, const void *src, void *dst, int64_t n, bool shared)
 {
@@ -229,7 +289,8 @@ static int enter(RtWorker *w, const RtSeat *s, const void *src, void *dst, int64
         slot->step = op;
         RT_TRY(rt_wait(r, &g->barrier, s->me, "a collective"));
         for (int i = 0; i < g->n; i++)
-            if (g->slot[i].step != op || g->slot[i].n != n)
+            if (g->slot[i].n != n
+                || !same_call(r, op, &r->rt->rank[g->rank[i]], g->slot[i].step))
                 return rt_fail(r->rt, RT_BUG, "%s: error: ranks %d and %d are in different "
                                "collectives (plan steps %d and %d)", r->rt->exe, r->id,
                                g->rank[i], op, g->slot[i].step);
@@ -423,7 +484,162 @@ static int threads_barrier(RtWorker *w, const RtSeat *s)
     return rt_wait(w->rank, &s->group->barrier, s->me, "the end of a step");
 }
 
+/* ---- messages ------------------------------------------------------------ */
+
+static RtMail *mail_of(const Rt *rt, int from, int to, int kind)
+{
+    int64_t stage = rt->rank[to].stage;     // the other coordinates are equal
+    return &rt->mail[(from * rt->head->nstages + stage) * RT_MAIL_KINDS + kind];
+}
+
+/* Boxes for the largest message that a step of the rank's passes sends. */
+static void make_mail(RtRank *r)
+{
+    Rt *rt = r->rt;
+    int a_stage = rt->nranks / rt->head->nstages;
+    for (int i = 0; i < r->head->npasses; i++) {
+        const RtPass *pass = &r->program->passes[i];
+        for (int k = pass->first; k < pass->last; k++) {
+            const RtStep *s = &r->program->steps[k];
+            if (s->kind != RT_SEND)
+                continue;
+            int to = r->id + (s->peer - r->stage) * a_stage, kind = rt_mail_kind(pass);
+            RtMail *m = mail_of(rt, r->id, to, kind);
+            int64_t bytes = s->rows * s->cols * rt_size(rt, s->a.stored);
+            m->from = r->id;
+            m->to = to;
+            m->kind = kind;
+            m->room = bytes > m->room ? bytes : m->room;
+        }
+    }
+}
+
+static int threads_open(Rt *rt)
+{
+    if (rt->head->nstages == 1)
+        return RT_OK;
+    int n = rt->nranks * rt->head->nstages * RT_MAIL_KINDS;
+    rt->mail = rt_alloc((size_t)n, sizeof *rt->mail);
+    rt->nmail = n;
+    for (int i = 0; i < rt->nranks; i++)
+        make_mail(&rt->rank[i]);
+    for (int i = 0; i < n; i++)
+        if (rt->mail[i].room > 0)
+            rt->mail[i].box = rt_alloc(BOXES, (size_t)rt->mail[i].room);
+    return RT_OK;
+}
+
+static void threads_close(Rt *rt)
+{
+    for (int i = 0; i < rt->nmail; i++)
+        free(rt->mail[i].box);
+    free(rt->mail);
+    rt->mail = NULL;
+    rt->nmail = 0;
+}
+
+/* Waits until *word, which rank `peer` changes, is no longer `value`. */
+static int await_mail(RtRank *r, RtMail *m, atomic_uint *word, unsigned value, int peer)
+{
+    for (int i = 0; i < r->rt->spin && atomic_load(word) == value; i++)
+        pause_cpu();
+    if (atomic_load(word) != value)
+        return RT_OK;
+    atomic_store(&r->waits_for, peer);
+    int status = sleep_on(r, word, value, &m->sleepers, NULL, "a message");
+    atomic_store(&r->waits_for, -1);
+    return status;
+}
+
+/* The next number; the peer may wait for it. */
+static int count_up(Rt *rt, RtMail *m, atomic_uint *word)
+{
+    unsigned v = atomic_load(word);
+    if (v & OVER || !atomic_compare_exchange_strong(word, &v, (v + 1) & ~OVER))
+        return atomic_load(&rt->status);
+    if (atomic_load(&m->sleepers) > 0)
+        wake(word);
+    return RT_OK;
+}
+
+/* The worker's share of a copy of `bytes` bytes. */
+static void copy_share(const RtWorker *w, void *dst, const void *src, int64_t bytes, bool shared)
+{
+    int64_t lo, hi;
+    my_part(w, bytes, shared, &lo, &hi);
+    if (lo < hi)
+        memcpy((char *)dst + lo, (const char *)src + lo, (size_t)(hi - lo));
+}
+
+static int threads_send(RtWorker *w, int peer, int kind, const void *src, int64_t bytes)
+{
+    RtRank *r = w->rank;
+    RtMail *m = mail_of(r->rt, r->id, peer, kind);
+    bool shared = r->rt->nworkers > 1 && bytes >= SHARED;
+    unsigned sent = atomic_load(&m->sent), taken;
+    if (!shared && w->index)
+        return RT_OK;
+    while (w->index == 0 && !((taken = atomic_load(&m->taken)) & OVER)
+           && ((sent - taken) & ~OVER) >= BOXES)
+        RT_TRY(await_mail(r, m, &m->taken, taken, peer));
+    if (shared)
+        RT_TRY(rt_team(w));
+    if (atomic_load(&m->taken) & OVER)
+        return atomic_load(&r->rt->status);
+    unsigned i = (sent & ~OVER) % BOXES;
+    copy_share(w, m->box + i * m->room, src, bytes, shared);
+    if (shared)
+        RT_TRY(rt_team(w));
+    if (w->index)
+        return RT_OK;
+    m->label[i].bytes = bytes;
+    m->label[i].step = atomic_load(&r->op);
+    m->label[i].microbatch = w->pass->microbatch;
+    m->label[i].slice = w->pass->slice;
+    return count_up(r->rt, m, &m->sent);
+}
+
+/* The message that came is not the one that is expected. */
+static int wrong_message(const RtWorker *w, const RtMail *m, unsigned i, int64_t bytes)
+{
+    const RtRank *r = w->rank, *from = &r->rt->rank[m->from];
+    char who[48], whom[48], sent[300], want[300];
+    op_words(from, m->label[i].step, "a message", sent, sizeof sent);
+    op_words(r, atomic_load(&r->op), "a message", want, sizeof want);
+    return rt_fail(r->rt, RT_BUG, "%s: error: %s expects microbatch %d slice %d, %lld bytes, in "
+                   "%s; %s sent microbatch %d slice %d, %lld bytes, in %s", r->rt->exe,
+                   rt_who(r, who), w->pass->microbatch, w->pass->slice, (long long)bytes, want,
+                   rt_who(from, whom), m->label[i].microbatch, m->label[i].slice,
+                   (long long)m->label[i].bytes, sent);
+}
+
+static int threads_recv(RtWorker *w, int peer, int kind, void *dst, int64_t bytes)
+{
+    RtRank *r = w->rank;
+    RtMail *m = mail_of(r->rt, peer, r->id, kind);
+    bool shared = r->rt->nworkers > 1 && bytes >= SHARED;
+    unsigned taken = atomic_load(&m->taken), sent;
+    if (!shared && w->index)
+        return RT_OK;
+    while (w->index == 0 && !((sent = atomic_load(&m->sent)) & OVER)
+           && sent == (taken & ~OVER))
+        RT_TRY(await_mail(r, m, &m->sent, sent, peer));
+    if (shared)
+        RT_TRY(rt_team(w));
+    if (atomic_load(&m->sent) & OVER)
+        return atomic_load(&r->rt->status);
+    unsigned i = (taken & ~OVER) % BOXES;
+    if (m->label[i].bytes != bytes || m->label[i].microbatch != w->pass->microbatch
+        || m->label[i].slice != w->pass->slice)
+        return wrong_message(w, m, i, bytes);
+    copy_share(w, dst, m->box + i * m->room, bytes, shared);
+    if (shared)
+        RT_TRY(rt_team(w));
+    return w->index ? RT_OK : count_up(r->rt, m, &m->taken);
+}
+
 const RtComm rt_comm_threads = {
-    "threads", threads_all_gather, threads_reduce_scatter, threads_all_reduce,
-    threads_all_to_all, threads_sum_doubles, threads_barrier,
+    "threads", threads_open, threads_close, threads_all_gather, threads_reduce_scatter,
+    threads_all_reduce, threads_all_to_all, threads_send, threads_recv, threads_sum_doubles,
+    threads_barrier,
 };

@@ -12,7 +12,7 @@ static void say(const RtWorker *w, const RtSeat *s, const char *what, int64_t n)
         return;
     const RtRank *r = w->rank;
     int op = atomic_load(&r->op);
-    const RtProgram *p = r->rt->program;
+    const RtProgram *p = r->program;
     fprintf(stderr, "rank %-3d %-15s %9lld x %-3d '%s'  (%s)\n", r->id, what, (long long)n,
             s->group->n, op >= 0 ? rt_text(p, p->steps[op].name) : "",
             op >= 0 ? rt_text(p, p->steps[op].source) : "");
@@ -44,6 +44,34 @@ static int trace_all_to_all(RtWorker *w, const RtSeat *s, const void *src, void 
     return rt_comm_threads.all_to_all(w, s, src, dst, boxes);
 }
 
+static void say_message(const RtWorker *w, const char *what, int peer, int64_t bytes)
+{
+    if (w->index)
+        return;
+    const RtRank *r = w->rank;
+    const RtProgram *p = r->program;
+    int op = atomic_load(&r->op);
+    fprintf(stderr, "rank %-3d %-10s rank %-3d %9lld bytes, microbatch %d slice %d  '%s'  (%s)\n",
+            r->id, what, peer, (long long)bytes, w->pass->microbatch, w->pass->slice,
+            op >= 0 ? rt_text(p, p->steps[op].name) : "",
+            op >= 0 ? rt_text(p, p->steps[op].source) : "");
+}
+
+static int trace_send(RtWorker *w, int peer, int kind, const void *src, int64_t bytes)
+{
+    say_message(w, "send to", peer, bytes);
+    return rt_comm_threads.send(w, peer, kind, src, bytes);
+}
+
+static int trace_recv(RtWorker *w, int peer, int kind, void *dst, int64_t bytes)
+{
+    say_message(w, "recv from", peer, bytes);
+    return rt_comm_threads.recv(w, peer, kind, dst, bytes);
+}
+
+static int trace_open(Rt *rt) { return rt_comm_threads.open(rt); }
+static void trace_close(Rt *rt) { rt_comm_threads.close(rt); }
+
 static int trace_sum_doubles(RtWorker *w, const RtSeat *s, double *v, int n)
 {
     say(w, s, "sum_doubles", n);
@@ -57,6 +85,6 @@ static int trace_barrier(RtWorker *w, const RtSeat *s)
 }
 
 const RtComm rt_comm_trace = {
-    "trace", trace_all_gather, trace_reduce_scatter, trace_all_reduce, trace_all_to_all,
-    trace_sum_doubles, trace_barrier,
+    "trace", trace_open, trace_close, trace_all_gather, trace_reduce_scatter, trace_all_reduce,
+    trace_all_to_all, trace_send, trace_recv, trace_sum_doubles, trace_barrier,
 };

@@ -4,7 +4,7 @@
  * Files matching train.data, in name order, are one row of N tokens. Sequence r
  * of step s is number (s*batch + r) mod floor((N-1)/L) of it, L tokens long; its
  * targets are the next tokens. Files stay mapped; a rank copies only the rows it
- * holds into its tables, and checks each token there.
+ * holds into its tables, microbatch by microbatch, and checks each token there.
  *
  * order = shuffle: in each epoch the numbers are sorted by Philox. The sorted
  * table is shared by all ranks; two epochs are kept, since ranks may stand one
@@ -357,7 +357,7 @@ static const int64_t *epoch_order(Rt *rt, int64_t epoch)
     return d->order[k].number;
 }
 
-/* The replica's sequences of the step, in all its passes. */
+/* The replica's sequences of the step, in all its microbatches. */
 int rt_data_step(RtRank *r, int64_t step)
 {
     Rt *rt = r->rt;
@@ -375,6 +375,8 @@ int rt_data_step(RtRank *r, int64_t step)
     }
     if (d->shuffle)
         pthread_mutex_unlock(&d->lock);
+    for (int m = 0; m < r->head->nrowmaps; m++)
+        r->rows[m].microbatch = -1;
     return RT_OK;
 }
 
@@ -392,32 +394,44 @@ static void mask_rows(RtRank *r, RtRows *rows)
     }
 }
 
-/* Tokens and targets of the rows that kernels ask for, in this pass. */
-int rt_data_fill(RtRank *r)
+/* One row order's global tokens, and its tokens and targets where kernels ask for them. */
+static int fill_rows(RtRank *r, RtRows *rows, int64_t microbatch)
 {
     Rt *rt = r->rt;
     const RtHeader *h = rt->head;
-    const int64_t *sequence = r->sequence + r->now.pass * (h->T / h->sequence);
-    for (int m = 0; rt->data && m < h->nrowmaps; m++) {
+    int64_t nseq = h->T / h->sequence, first = microbatch * nseq;
+    int64_t base = r->d * h->microbatches * nseq + first;
+    for (int64_t i = 0; i < rows->count; i++)
+        rows->token[i] = (base + rows->seq[i]) * h->sequence + rows->pos[i];
+    rows->microbatch = (int32_t)microbatch;
+    if (!rt->data || (!rows->tokens && !rows->targets))
+        return RT_OK;
+    for (int64_t i = 0; i < rows->nruns; i++) {
+        const RtRun *run = &rows->runs[i];
+        int64_t at = r->sequence[first + run->seq] * h->sequence + run->pos;
+        if (rows->tokens)
+            RT_TRY(read_tokens(rt, at, run->n, false, rows->tokens + run->row));
+        if (rows->targets)
+            RT_TRY(read_tokens(rt, at + (rt->data->masked ? 0 : 1), run->n, true,
+                               rows->targets + run->row));
+    }
+    if (rt->data->masked)
+        mask_rows(r, rows);
+    return RT_OK;
+}
+
+/* The row orders that steps of this pass use: those that end with its slice. */
+int rt_data_fill(RtRank *r, const RtPass *pass)
+{
+    for (int m = 0; m < r->head->nrowmaps; m++) {
         RtRows *rows = &r->rows[m];
-        if (!rows->tokens && !rows->targets)
-            continue;
-        for (int64_t i = 0; i < rows->nruns; i++) {
-            const RtRun *run = &rows->runs[i];
-            int64_t at = sequence[run->seq] * h->sequence + run->pos;
-            if (rows->tokens)
-                RT_TRY(read_tokens(rt, at, run->n, false, rows->tokens + run->row));
-            if (rows->targets)
-                RT_TRY(read_tokens(rt, at + (rt->data->masked ? 0 : 1), run->n, true,
-                                   rows->targets + run->row));
-        }
-        if (rt->data->masked)
-            mask_rows(r, rows);
+        if (rows->last == pass->slice && rows->microbatch != pass->microbatch)
+            RT_TRY(fill_rows(r, rows, pass->microbatch));
     }
     return RT_OK;
 }
 
-/* Targets of the replica that count, in all passes of the step. */
+/* Targets of the replica that count, in all microbatches of the step. */
 int64_t rt_data_count(RtRank *r)
 {
     Rt *rt = r->rt;

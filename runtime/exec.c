@@ -1,15 +1,18 @@
 /*
  * exec.c - the life of the rank threads: start, first weights, steps, save, end.
  *
- * Each worker of each rank is a thread that walks the same step list:
+ * Each worker of each rank is a thread that walks its stage's passes, and in each
+ * pass the same steps:
  *
- *   for each step
- *       for each pass (microbatch)      phases 0 and 1, forward and backward
- *       once                            phases 2 and 3, gradient sum and optimizer
+ *   for each training step
+ *       for each pass                   a unit (microbatch, slice, chunk) forward or
+ *           for each of its steps       backward, its transfers, the gradient sum, ..
  *
- * RT_COUNT stands in the forward part and runs in the first pass only. Behind
- * every plan step the workers of a rank meet. What a step needs is allocated
- * before the first one. The one block of a rank is mapped here and touched once.
+ * The compiler has put the passes in their order. That a unit's turn has come is
+ * checked all the same: a backward that runs too early is an error, not a wrong
+ * gradient. Behind every plan step the workers of a rank meet. What a step needs is
+ * allocated before the first one. The one block of a rank is mapped here and touched
+ * once.
  */
 #include "rt_impl.h"
 
@@ -79,13 +82,14 @@ static void flush_denormals(void)
 static int map_block(RtRank *r)
 {
     Rt *rt = r->rt;
+    char who[48];
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    size_t bytes = ((size_t)rt->head->block_bytes + page - 1) / page * page;
+    size_t bytes = ((size_t)r->head->block_bytes + page - 1) / page * page;
     bytes = bytes ? bytes : page;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return rt_fail(rt, RT_WORLD, "%s: error: rank %d could not get its block of %lld bytes: "
-                       "%s", rt->exe, r->id, (long long)bytes, strerror(errno));
+        return rt_fail(rt, RT_WORLD, "%s: error: %s could not get its block of %lld bytes: %s",
+                       rt->exe, rt_who(r, who), (long long)bytes, strerror(errno));
     if (bytes >= HUGE_FROM)
         madvise(p, bytes, MADV_HUGEPAGE);       // a wish; its refusal changes nothing
     r->block = p;
@@ -118,14 +122,16 @@ static void touch_block(const RtWorker *w)
 
 static int start_rank(RtRank *r)
 {
-    const RtHeader *h = r->rt->head;
     RT_TRY(map_block(r));
     RT_TRY(rt_tables_make(r));
     size_t slots = (size_t)r->rt->nworkers * 8;
     r->loss = rt_alloc(slots, sizeof *r->loss);
     r->squares = rt_alloc(slots, sizeof *r->squares);
+    size_t calls = 0;
+    for (int i = 0; i < r->head->npasses; i++)
+        calls += (size_t)(r->program->passes[i].last - r->program->passes[i].first);
     if (r->rt->options->trace)
-        r->events = rt_alloc((size_t)h->nsteps * (size_t)h->microbatches * 3, sizeof(double));
+        r->events = rt_alloc(calls, sizeof *r->events);
     return RT_OK;
 }
 
@@ -144,27 +150,17 @@ static int one_call(RtWorker *w, int istep)
     RT_TRY(rt_step(w, istep));
     RT_TRY(rt_team(w));
     if (w->index == 0 && r->events) {
-        double *e = r->events + 3 * r->nevents++;
-        e[0] = begin;
-        e[1] = rt_now_s();
-        e[2] = istep;
+        int pass = (int)(w->pass - r->program->passes);
+        r->events[r->nevents++] = (RtEvent){ begin, rt_now_s(), istep, pass };
     }
     return atomic_load_explicit(&r->rt->status, memory_order_relaxed);
 }
 
-/* Steps of phases [from, to] of the list. */
-static int some_phases(RtWorker *w, int from, int to)
+/* Bytes of flat elements of which a replica keeps a part from zero = `from` on. */
+static int64_t kept_bytes(const RtRank *r, int from)
 {
-    const RtHeader *h = w->rank->rt->head;
-    const RtStep *s = w->rank->rt->program->steps;
-    for (int i = 0; i < h->nsteps; i++) {
-        if (s[i].phase < from || s[i].phase > to)
-            continue;
-        if (s[i].kind == RT_COUNT && w->rank->now.pass > 0)
-            continue;
-        RT_TRY(one_call(w, i));
-    }
-    return RT_OK;
+    const RtHeader *h = r->head;
+    return (h->zero >= from ? h->flat_pad / h->data : h->flat_pad) * (int64_t)r->rt->real;
 }
 
 /* RT_POISON=1, for tests: what lives within a step starts as no number. */
@@ -173,10 +169,17 @@ static void poison(RtRank *r)
     const char *want = getenv("RT_POISON");
     if (!want || strcmp(want, "1") != 0)
         return;
-    const RtHeader *h = r->rt->head;
-    int64_t last = h->v_offset >= 0 ? h->v_offset : h->m_offset;
-    int64_t part = h->zero > 0 ? h->flat_pad / h->data : h->flat_pad;
-    int64_t from = last + part * (int64_t)r->rt->real;
+    const RtHeader *h = r->head;
+    const struct { int64_t offset; int from; } kept[] = {
+        { h->params_offset, 3 }, { h->grads_offset, 2 }, { h->m_offset, 1 }, { h->v_offset, 1 },
+        { h->master_offset, 1 },
+    };
+    int64_t from = 0;
+    for (int i = 0; i < 5; i++) {
+        int64_t end = kept[i].offset + kept_bytes(r, kept[i].from);
+        if (kept[i].offset >= 0 && end > from)
+            from = end;
+    }
     if (from < h->block_bytes)
         memset(r->block + from, 0xff, (size_t)(h->block_bytes - from));
 }
@@ -188,19 +191,63 @@ static int begin_step(RtRank *r, int64_t step)
     r->now = (RtNow){ .step = step, .clip = 1, .lr = rt_learning_rate(rt->head, step) };
     memset(r->loss, 0, sizeof *r->loss * (size_t)rt->nworkers * 8);
     memset(r->squares, 0, sizeof *r->squares * (size_t)rt->nworkers * 8);
+    size_t pieces = (size_t)r->nchunks * (size_t)rt->head->microbatches;
+    memset(r->forwards, 0, sizeof *r->forwards * pieces);
+    memset(r->backwards, 0, sizeof *r->backwards * pieces);
     return rt_data_step(r, step);
 }
 
-static int begin_pass(RtRank *r, int64_t pass)
+static int out_of_order(const RtRank *r, const RtPass *pass, const char *why)
 {
-    const RtHeader *h = r->rt->head;
-    int64_t passes = h->microbatches;
-    if (pass > 0)
-        rt_rows_move(r, h->T);
-    else if (r->now.step > 0 && passes > 1)
-        rt_rows_move(r, -h->T * (passes - 1));
-    r->now.pass = pass;
-    return rt_data_fill(r);
+    return rt_fail(r->rt, RT_BUG, "%s: error: stage %d runs the %s of microbatch %d slice %d%s "
+                   "out of order: %s", r->rt->exe, r->stage,
+                   pass->kind == RT_PASS_FORWARD ? "forward" : "backward", pass->microbatch,
+                   pass->slice, r->nchunks > 1 ? " of a chunk" : "", why);
+}
+
+/*
+ * Has the unit's turn come? Slices go forward in order, since each needs the keys and
+ * values of those before it, and back in reverse, since each adds to their gradients.
+ */
+static int check_order(RtRank *r, const RtPass *pass)
+{
+    int64_t piece = (int64_t)pass->chunk * r->head->microbatches + pass->microbatch;
+    int32_t *forwards = &r->forwards[piece], *backwards = &r->backwards[piece];
+    int nslices = r->head->nslices;
+    if (pass->kind == RT_PASS_FORWARD) {
+        if (*forwards != pass->slice)
+            return out_of_order(r, pass, *forwards < pass->slice ? "a slice before it has not run"
+                                                                 : "it has run already");
+        ++*forwards;
+        return RT_OK;
+    }
+    if (*forwards < nslices)
+        return out_of_order(r, pass, "not all slices have gone forward");
+    if (*backwards != nslices - 1 - pass->slice)
+        return out_of_order(r, pass, *backwards < nslices - 1 - pass->slice
+                                     ? "a slice behind it has not run" : "it has run already");
+    ++*backwards;
+    return RT_OK;
+}
+
+/* Worker 0 gets the tables ready. */
+static int begin_pass(RtRank *r, const RtPass *pass)
+{
+    if (pass->kind != RT_PASS_FORWARD && pass->kind != RT_PASS_BACKWARD)
+        return RT_OK;
+    RT_TRY(check_order(r, pass));
+    return rt_data_fill(r, pass);
+}
+
+static int one_pass(RtWorker *w, const RtPass *pass)
+{
+    w->pass = pass;
+    if (w->index == 0)
+        RT_TRY(begin_pass(w->rank, pass));
+    RT_TRY(rt_team(w));
+    for (int i = pass->first; i < pass->last; i++)
+        RT_TRY(one_call(w, i));
+    return RT_OK;
 }
 
 /* Rank 0 tells; the others wait where somebody looks at their memory. */
@@ -226,19 +273,13 @@ static int end_step(RtWorker *w, double begin)
 static int all_steps(RtWorker *w)
 {
     RtRank *r = w->rank;
-    const RtHeader *h = r->rt->head;
     bool lead = w->index == 0;
     for (int64_t step = 0; step < r->rt->steps; step++) {
         double begin = rt_now_s();
         if (lead)
             RT_TRY(begin_step(r, step));
-        for (int64_t pass = 0; pass < h->microbatches; pass++) {
-            if (lead)
-                RT_TRY(begin_pass(r, pass));
-            RT_TRY(rt_team(w));
-            RT_TRY(some_phases(w, 0, 1));
-        }
-        RT_TRY(some_phases(w, 2, 3));
+        for (int i = 0; i < r->head->npasses; i++)
+            RT_TRY(one_pass(w, &r->program->passes[i]));
         bool stop = r->now.stop;        // worker 0 clears it behind the next barrier
         if (lead)
             RT_TRY(end_step(w, begin));
@@ -305,6 +346,7 @@ static int start_threads(Rt *rt)
 /* A thread that does not notice the end is stuck: then only the process can end. */
 static void join_threads(Rt *rt)
 {
+    char who[48];
     double over = 0;
     for (int i = 0; i < rt->nranks * rt->nworkers; i++) {
         RtWorker *w = &rt->rank[i / rt->nworkers].worker[i % rt->nworkers];
@@ -319,8 +361,8 @@ static void join_threads(Rt *rt)
             if (atomic_load(&rt->status) && over == 0)
                 over = rt_now_s();
             if (over > 0 && rt_now_s() - over > GRACE_S) {
-                fprintf(stderr, "%s\nnote: rank %d is stuck and cannot be stopped\n", rt->fault,
-                        w->rank->id);
+                fprintf(stderr, "%s\nnote: %s is stuck and cannot be stopped\n", rt->fault,
+                        rt_who(w->rank, who));
                 if (rt->save_tmp)
                     unlink(rt->save_tmp);
                 _exit(atomic_load(&rt->status));
@@ -331,15 +373,14 @@ static void join_threads(Rt *rt)
 
 static void make_ranks(Rt *rt)
 {
-    const RtHeader *h = rt->head;
     rt->rank = rt_alloc((size_t)rt->nranks, sizeof *rt->rank);
     for (int i = 0; i < rt->nranks; i++) {
         RtRank *r = &rt->rank[i];
-        *r = (RtRank){ .rt = rt, .id = i, .z = i % h->z, .y = i / h->z % h->y,
-                       .x = i / h->z / h->y % h->x, .d = i / h->z / h->y / h->x };
+        *r = rt_place(rt, i);
         atomic_init(&r->op, -1);
         atomic_init(&r->progress, 0);
         atomic_init(&r->waits, NULL);
+        atomic_init(&r->waits_for, -1);
         r->worker = rt_alloc((size_t)rt->nworkers, sizeof *r->worker);
         for (int k = 0; k < rt->nworkers; k++)
             r->worker[k] = (RtWorker){ .rank = r, .index = k };
@@ -371,11 +412,15 @@ int rt_exec(Rt *rt)
     rt->spin = rt->nranks * rt->nworkers <= cores() ? SPIN : 0;
     make_ranks(rt);
     rt_groups_make(rt);
-    catch_signals(old);
-    start_threads(rt);
-    join_threads(rt);
-    release_signals(old);
+    if (!rt->comm->open || rt->comm->open(rt) == RT_OK) {
+        catch_signals(old);
+        start_threads(rt);
+        join_threads(rt);
+        release_signals(old);
+    }
     free_ranks(rt);
+    if (rt->comm->close)
+        rt->comm->close(rt);
     rt_groups_free(rt);
     free(rt->rank);
     rt->rank = NULL;

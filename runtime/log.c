@@ -43,6 +43,14 @@ const char *rt_text(const RtProgram *p, int32_t offset)
     return offset < 0 ? "" : p->text + offset;
 }
 
+/* A rank as messages call it. */
+const char *rt_who(const RtRank *r, char out[48])
+{
+    snprintf(out, 48, r->rt->head->nstages > 1 ? "rank %d (stage %d)" : "rank %d", r->id,
+             r->stage);
+    return out;
+}
+
 /* ---- errors -------------------------------------------------------------- */
 
 int rt_fail(Rt *rt, int status, const char *fmt, ...)
@@ -110,6 +118,17 @@ static int64_t step_tokens(const Rt *rt)
     return rt->head->batch * rt->head->sequence;
 }
 
+/* Of the rank that has most. */
+static int64_t largest_block(const Rt *rt)
+{
+    int64_t most = 0;
+    for (int s = 0; s < rt->head->nstages; s++) {
+        int64_t bytes = rt->program[s].head->block_bytes;
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 static int log_broken(Rt *rt)
 {
     return rt_fail(rt, RT_WORLD, "%s: error: could not write the log: %s", rt->log_path,
@@ -136,7 +155,7 @@ static int log_run(Rt *rt)
     put_json(rt->log, rt->blas.what);
     fprintf(rt->log, ", \"seed\": %llu, \"precision\": \"fp%d\", \"tokens_per_step\": %lld, "
             "\"block_bytes\": %lld}}\n", (unsigned long long)h->train.seed, (int)rt->real * 8,
-            (long long)step_tokens(rt), (long long)h->block_bytes);
+            (long long)step_tokens(rt), (long long)largest_block(rt));
     return fflush(rt->log) ? log_broken(rt) : RT_OK;
 }
 
@@ -208,7 +227,7 @@ void rt_log_head(Rt *rt)
     printf("%s: %d rank%s%s, %s%s; block %s a rank; %lld tokens a step\n",
            rt_text(rt->program, h->model_name), rt->nranks, rt->nranks == 1 ? "" : "s", workers,
            rt_text(rt->program, h->plan_line), blas,
-           size_words((double)h->block_bytes, "B", bytes), (long long)step_tokens(rt));
+           size_words((double)largest_block(rt), "B", bytes), (long long)step_tokens(rt));
     fflush(stdout);
 }
 
@@ -240,24 +259,36 @@ int rt_log_step(RtRank *r, double step_s)
     return RT_OK;
 }
 
+static const char *const pass_word[] = {
+    "forward", "backward", "send_activation", "recv_activation", "send_gradient",
+    "recv_gradient", "sync", "optimizer", "begin",
+};
+
+static void trace_event(Rt *rt, const RtRank *r, const RtEvent *e, int64_t step)
+{
+    const RtProgram *p = r->program;
+    const RtStep *s = &p->steps[e->step];
+    const RtPass *pass = &p->passes[e->pass];
+    fputs(rt->trace_any ? ",\n{\"name\": " : "{\"name\": ", rt->trace);
+    rt->trace_any = true;
+    put_json(rt->trace, rt_text(p, s->name));
+    fprintf(rt->trace, ", \"ph\": \"X\", \"pid\": %d, \"tid\": %d, \"ts\": %.3f, "
+            "\"dur\": %.3f, \"args\": {\"step\": %lld, \"pass\": \"%s\", "
+            "\"microbatch\": %d, \"slice\": %d, \"chunk\": %d, \"source\": ", r->stage, r->id,
+            1e6 * (e->begin_s - rt->started_s), 1e6 * (e->end_s - e->begin_s),
+            (long long)step + 1, pass_word[pass->kind], pass->microbatch, pass->slice,
+            pass->chunk);
+    put_json(rt->trace, rt_text(p, s->source));
+    fputs("}}", rt->trace);
+}
+
 /* Chrome trace of one step of all ranks: one track per rank. */
 void rt_trace_step(Rt *rt, int64_t step)
 {
-    const RtProgram *p = rt->program;
     for (int i = 0; i < rt->nranks; i++) {
         RtRank *r = &rt->rank[i];
-        for (int64_t e = 0; e < r->nevents; e++) {
-            const double *at = r->events + 3 * e;
-            const RtStep *s = &p->steps[(int)at[2]];
-            fputs(rt->trace_any ? ",\n{\"name\": " : "{\"name\": ", rt->trace);
-            rt->trace_any = true;
-            put_json(rt->trace, rt_text(p, s->name));
-            fprintf(rt->trace, ", \"ph\": \"X\", \"pid\": 0, \"tid\": %d, \"ts\": %.3f, "
-                    "\"dur\": %.3f, \"args\": {\"step\": %lld, \"source\": ", i,
-                    1e6 * (at[0] - rt->started_s), 1e6 * (at[1] - at[0]), (long long)step + 1);
-            put_json(rt->trace, rt_text(p, s->source));
-            fputs("}}", rt->trace);
-        }
+        for (int64_t e = 0; e < r->nevents; e++)
+            trace_event(rt, r, &r->events[e], step);
         r->nevents = 0;
     }
     fflush(rt->trace);

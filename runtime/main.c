@@ -10,6 +10,48 @@
 
 /* ---- a run --------------------------------------------------------------- */
 
+static bool same_mesh(const RtHeader *a, const RtHeader *b)
+{
+    return a->nstages == b->nstages && a->data == b->data && a->x == b->x && a->y == b->y
+           && a->z == b->z && a->zero == b->zero && a->workers == b->workers
+           && a->balanced == b->balanced && a->microbatches == b->microbatches
+           && a->batch == b->batch && a->sequence == b->sequence && a->T == b->T
+           && a->nparams == b->nparams && a->real_bytes == b->real_bytes;
+}
+
+/* What the executor takes for granted of a stage's tables. */
+static bool makes_sense(const RtProgram *p, const RtHeader *first, int stage)
+{
+    const RtHeader *h = p->head;
+    bool real = h->real_bytes == sizeof(float) || h->real_bytes == sizeof(double);
+    if (!real || h->data < 1 || h->x < 1 || h->y < 1 || h->z < 1 || h->workers < 1
+        || h->sequence < 1 || h->microbatches < 1 || h->T % h->sequence || h->nslices < 1
+        || h->stage != stage || !same_mesh(h, first))
+        return false;
+    int64_t tokens = 0;
+    for (int i = 0; i < h->nslices; i++)
+        tokens += p->slices[i];
+    for (int i = 0; i < h->nrowmaps; i++) {
+        const RtRowMap *m = &p->rowmaps[i];
+        if (m->first < 0 || m->nslices < 1 || m->first + m->nslices > h->nslices)
+            return false;
+    }
+    for (int i = 0; i < h->nsteps; i++) {
+        const RtStep *q = &p->steps[i];
+        bool message = q->kind == RT_SEND || q->kind == RT_RECV;
+        if (message && (q->peer < 0 || q->peer >= h->nstages || q->peer == stage))
+            return false;
+    }
+    for (int i = 0; i < h->npasses; i++) {
+        const RtPass *q = &p->passes[i];
+        if (q->first < 0 || q->last < q->first || q->last > h->nsteps || q->microbatch < 0
+            || q->microbatch >= h->microbatches || q->slice < 0 || q->slice >= h->nslices
+            || q->chunk < 0 || q->kind < 0 || q->kind > RT_PASS_BEGIN)
+            return false;
+    }
+    return tokens == h->sequence;
+}
+
 static int check_program(Rt *rt)
 {
     const RtHeader *h = rt->program->head;
@@ -19,11 +61,11 @@ static int check_program(Rt *rt)
                        "runtime of %d (%zu, %zu); rebuild it", rt->exe, h->version,
                        h->header_bytes, h->step_bytes, RT_VERSION, sizeof(RtHeader),
                        sizeof(RtStep));
-    bool real = h->real_bytes == sizeof(float) || h->real_bytes == sizeof(double);
-    if (!real || h->data < 1 || h->x < 1 || h->y < 1 || h->z < 1 || h->workers < 1
-        || h->sequence < 1 || h->microbatches < 1 || h->T % h->sequence)
-        return rt_fail(rt, RT_BUG, "%s: error: the program's header makes no sense", rt->exe);
-    return RT_OK;
+    bool good = h->nstages >= 1 && h->nstages <= 64;
+    for (int s = 0; good && s < h->nstages; s++)
+        good = makes_sense(&rt->program[s], h, s);
+    return good ? RT_OK : rt_fail(rt, RT_BUG, "%s: error: the program's header makes no sense",
+                                  rt->exe);
 }
 
 /* A name in the model file is relative to that file's folder. */
@@ -94,9 +136,10 @@ static int choose_comm(Rt *rt)
 
 static bool has_products(const Rt *rt)
 {
-    for (int i = 0; i < rt->head->nsteps; i++)
-        if (rt->program->steps[i].kind == RT_GEMM)
-            return true;
+    for (int s = 0; s < rt->head->nstages; s++)
+        for (int i = 0; i < rt->program[s].head->nsteps; i++)
+            if (rt->program[s].steps[i].kind == RT_GEMM)
+                return true;
     return false;
 }
 
@@ -105,7 +148,8 @@ static int train(Rt *rt)
     RT_TRY(check_program(rt));
     RT_TRY(apply_options(rt));
     rt->real = rt->head->real_bytes;
-    rt->nranks = rt->head->data * rt->head->x * rt->head->y * rt->head->z;
+    rt->nranks = rt->head->nstages * rt->head->data * rt->head->x * rt->head->y
+                 * rt->head->z;
     rt->nworkers = rt->head->workers;
     RT_TRY(choose_comm(rt));
     if (rt->steps > 0) {

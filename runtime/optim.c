@@ -38,7 +38,7 @@ double rt_learning_rate(const RtHeader *head, int64_t s)
 
 /* ---- ranges with one decay ----------------------------------------------- */
 
-typedef struct { RtRank *r; int64_t cap; } RangeList;
+typedef struct { RtRank *r; int unit; int64_t cap; } RangeList;
 
 static int add_span(void *ctx, const RtSpan *span)
 {
@@ -46,7 +46,8 @@ static int add_span(void *ctx, const RtSpan *span)
     RtRank *r = list->r;
     bool decay = r->rt->program->params[span->param].decay != 0;
     RtRange *last = r->nranges ? &r->range[r->nranges - 1] : NULL;
-    if (last && last->hi == span->at && last->decay == decay) {
+    bool joined = last && (last->unit == list->unit || r->head->zero < 2);
+    if (joined && last->hi == span->at && last->decay == decay) {
         last->hi += span->n;
         return RT_OK;
     }
@@ -58,7 +59,7 @@ static int add_span(void *ctx, const RtSpan *span)
         free(r->range);
         r->range = range;
     }
-    r->range[r->nranges++] = (RtRange){ span->at, span->at + span->n, decay };
+    r->range[r->nranges++] = (RtRange){ span->at, span->at + span->n, list->unit, decay };
     return RT_OK;
 }
 
@@ -70,18 +71,19 @@ static int by_place(const void *a, const void *b)
 
 /*
  * Which flat elements this rank updates, joined where neighbours decay alike:
- * a unit of matrices is one range. With zero, the replica's slice only. Padding
+ * a unit of matrices is one range. With zero, only what the replica owns. Padding
  * is left out and stays zero.
  */
 int rt_ranges_make(RtRank *r)
 {
-    const RtHeader *h = r->rt->head;
-    int64_t lo = 0, hi = h->flat;
-    RangeList list = { r, 0 };
-    if (h->zero > 0)
-        rt_owned(r, &lo, &hi);
-    for (int u = 0; u < h->nunits; u++)
-        RT_TRY(rt_spans(r, u, lo, hi, add_span, &list));
+    const RtHeader *h = r->head;
+    RangeList list = { .r = r };
+    for (list.unit = 0; list.unit < h->nunits; list.unit++) {
+        int64_t lo = 0, hi = h->flat;
+        if (h->zero > 0)
+            rt_owned(r, list.unit, &lo, &hi);
+        RT_TRY(rt_spans(r, list.unit, lo, hi, add_span, &list));
+    }
     if (r->nranges > 1)
         qsort(r->range, (size_t)r->nranges, sizeof *r->range, by_place);
     return RT_OK;

@@ -2,9 +2,10 @@
  * rt.h - the border between a compiled plan and the runtime: the only header
  * that generated code and the emitters share with it.
  *
- * A program (RtProgram) is one step list that every rank runs (SPMD), tables of
- * parameters, row orders and columns, and a list of kernels (machine code made
- * by emit_llvm.c). All tables are plain data without pointers: names and source
+ * A program (RtProgram) is what all ranks of one pipeline stage run (SPMD): a step
+ * list, the passes that run parts of it in order, tables of parameters, row orders
+ * and columns, and a list of kernels (machine code made by emit_llvm.c; one list
+ * for all stages). All tables are plain data without pointers: names and source
  * lines are offsets into `text`, so a program can be written into an object
  * file as bytes and used as it lies there. `teracube run` hands the same
  * tables over in memory.
@@ -23,14 +24,19 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define RT_VERSION 1
+#define RT_VERSION 2
 
 /* ---- mesh ------------------------------------------------------------------
- * Rank numbers: z fastest, then y, x, data. y = yk * yr: coordinate y = yk_i *
+ * Rank numbers: z fastest, then y, x, data, stage. y = yk * yr: coordinate y = yk_i *
  * rep + yr_i, where rep is given with the axes. Members of a group stand in
- * the order data, x, yk, yr, z (z fastest).
+ * the order stage, data, x, yk, yr, z (z fastest). RT_STAGE: the ranks of the stages
+ * in the step's bit set `stages` that have this rank's other coordinates.
  */
-enum { RT_DATA = 1, RT_X = 2, RT_YK = 4, RT_YR = 8, RT_Z = 16 };
+enum { RT_DATA = 1, RT_X = 2, RT_YK = 4, RT_YR = 8, RT_Z = 16, RT_STAGE = 32 };
+
+/* How a number is stored: "real" (float or double, by real_bytes), or 16 bits that are
+ * read as float and rounded to nearest even when stored. */
+enum { RT_REAL, RT_BF16_STORED };
 
 typedef enum {
     RT_GEMM,            // C (+)= op(A) op(B)
@@ -48,6 +54,8 @@ typedef enum {
     RT_NORM,            // squares of the owned gradient elements -> scalars
     RT_TOTALS,          // all-reduce of {loss, squares} over all ranks; the clip factor
     RT_UPDATE,          // optimizer kernel on the owned range
+    RT_SEND,            // a [rows, cols] to the same place of stage `peer`
+    RT_RECV,            // c [rows, cols] from the same place of stage `peer`
     RT_STEP_KINDS
 } RtStepKind;
 
@@ -59,8 +67,24 @@ enum { RT_IDS_NONE, RT_IDS_TOKENS, RT_IDS_POSITIONS, RT_IDS_TARGETS };
 
 enum { RT_MAX_ARGS = 64 };
 
-/* One matrix in the rank's block: element (r, c) at byte offset + (r*ld + c)*size. */
-typedef struct { int64_t offset, ld; } RtRef;
+/*
+ * Where a buffer of the block is. What lives from one pass to another exists once for
+ * every unit (microbatch, slice, chunk) or microbatch in flight: its offset counts from
+ * a place that the pass gives (RtPass.region).
+ */
+enum {
+    RT_FIXED,           // in the block itself
+    RT_UNIT,            // of a unit, from its forward side to its backward side
+    RT_UNIT_FORTH,      // of a unit, forward side only (receive, forward, send)
+    RT_UNIT_BACK,       // of a unit, backward side only
+    RT_MICRO,           // of a microbatch and chunk: keys and values of all slices
+    RT_MICRO_BACK,      // of the same, backward side only: their gradients
+    RT_REGIONS
+};
+
+/* One matrix in the rank's block: element (r, c) at byte
+ * region + offset + (r*ld + c)*size, size by `stored`. */
+typedef struct { int64_t offset, ld; int32_t region, stored; } RtRef;
 
 /*
  * Which reference a step that is no kernel reads (a) and writes (c):
@@ -77,8 +101,11 @@ typedef struct { int64_t offset, ld; } RtRef;
  *   COLSUM                      a [workers][count] -> c [count]
  *   COPY                        a -> c, rows x cols
  *   ZERO                        c [count]; with accumulate(_later) it does nothing
+ *   SEND                        a, rows x cols, contiguous
+ *   RECV                        c, rows x cols, contiguous
  *
- * REDUCE_SCATTER, COLSUM, COPY and GEMM obey `accumulate`.
+ * REDUCE_SCATTER, COLSUM, COPY and GEMM obey `accumulate`. Sums are made in float or
+ * double whatever the numbers are stored as.
  */
 
 typedef struct {
@@ -86,13 +113,16 @@ typedef struct {
     int32_t name, source, reason;   // text offsets: "h.0.attn.c_attn: X W", "gpt2.tcube:12:19"
     int32_t kernel;                 // index of the kernel, -1
     int32_t accumulate;             // += (GEMM, COPY, COLSUM); see also `accumulate_later`
-    int32_t accumulate_later;       // overwrite in a step's first pass, += afterwards
+    int32_t accumulate_later;       // overwrite where RtPass.again is 0, else +=
     /* GEMM, row-major */
     int32_t trans_a, trans_b;
     int64_t m, n, k;
     RtRef a, b, c;
     /* collectives: n elements (of real) per member's part; COPY: n = cols */
     int32_t axes, rep, a2a;
+    int32_t slice;                  // A2A: whose rows (see RtRowMap)
+    int32_t peer;                   // SEND, RECV: the other stage, else -1
+    uint64_t stages;                // axes & RT_STAGE: bit r: stage r is in the group
     int64_t rows, count;            // rows of the local src (A2A, COPY, MERGE);
                                     // elements (collectives, ZERO)
     int64_t cols;                   // columns of the local src (A2A HEADS and TOKENS, COPY)
@@ -115,8 +145,32 @@ typedef struct {
     double  flops;                  // of one rank, for --profile and the log
 } RtStep;
 
-/* Row order of a local matrix: which tokens its rows are (plan.h RowMap). */
-typedef struct { int32_t axes; int32_t pad; int64_t chunk, chunk_i, count; } RtRowMap;
+/*
+ * Row order of a local matrix: which tokens its rows are (plan.h RowMap). A slice of
+ * a microbatch of b sequences has b * length rows in one global order, cut over
+ * `axes`; the rank's rows of slices first .. first + nslices - 1 stand one slice after
+ * another (keys and values: 0 .. i). chunk > 0: only part chunk_i of one slice's x share.
+ */
+typedef struct { int32_t axes, first, nslices, pad; int64_t chunk, chunk_i, count; } RtRowMap;
+
+/*
+ * What a rank does in a training step, in order: each pass runs steps [first, last) on
+ * one unit. BEGIN stands once at the front, SYNC and OPTIMIZER once at the end. Passes of
+ * one unit run its steps with that unit's regions.
+ *
+ * Validation runs the BEGIN, RECV_ACTIVATION, FORWARD and SEND_ACTIVATION passes alone.
+ */
+typedef enum {
+    RT_PASS_FORWARD, RT_PASS_BACKWARD, RT_PASS_SEND_ACTIVATION, RT_PASS_RECV_ACTIVATION,
+    RT_PASS_SEND_GRADIENT, RT_PASS_RECV_GRADIENT, RT_PASS_SYNC, RT_PASS_OPTIMIZER, RT_PASS_BEGIN
+} RtPassKind;
+typedef struct {
+    int32_t kind, first, last;
+    int32_t microbatch, slice, chunk;
+    int32_t again;                  // an earlier pass of this training step ran these steps
+    int32_t pad;
+    int64_t region[RT_REGIONS];     // bytes from the block's start; [RT_FIXED] is 0
+} RtPass;
 
 /* Columns a rank holds: nseg segments from `first` in the segments table, each
  * cut evenly over `axis` (0: whole). local width = sum of the pieces. */
@@ -127,6 +181,11 @@ typedef struct { int32_t first, nseg, axis, pad; } RtColumns;
  * Parameters in files and on ranks. Unit u: a block [brows, bcols] flattened,
  * cut over `spread`; rank shards stand at `offset` of the flat region. Piece:
  * local columns [local_start, ..) of the block are columns `cols` of a parameter.
+ *
+ * zero = 1: replica d owns flat elements [d, d+1) * flat_pad/data. zero >= 2: shard and
+ * offset are multiples of `data`, and replica d owns part d of every unit's shard,
+ * [offset + d*shard/data, + shard/data). What is kept of owned parts alone (moments;
+ * gradients; with zero 3 parameters) has that part at element offset/data.
  */
 typedef struct {
     int32_t name;                   // full name
@@ -145,6 +204,8 @@ typedef struct {
     int32_t spread, rep, repl, pad;
     int64_t brows, bcols, shard, offset;
     int64_t limit_rows, limit_cols; // logical size: rows/columns beyond are padding
+    int32_t counts, pad2;           // 0: an earlier stage holds it too, saves it and counts
+                                    // it in the norm
 } RtUnit;
 typedef struct { int32_t param, rep; int64_t start, width, local_start; } RtPiece;
 
@@ -164,7 +225,8 @@ typedef struct RtCall {
     int64_t nruns_q, nruns_k;
     int32_t *flags;                 // scratch of the step, per worker
     int64_t worker, nworkers;
-    uint64_t seed; uint32_t step; uint32_t pad;
+    uint64_t seed; uint32_t step;
+    uint32_t evaluate;              // 1: validation: nothing is dropped out
     int64_t base;                   // first global row of a table's block (EMBED), column (CE)
     int64_t limit;                  // CE: number of logical columns (vocabulary)
     int32_t ignore, pad2;           // CE: the target that does not count
@@ -180,17 +242,21 @@ typedef struct { int32_t row, n, seq, pos; } RtRun;
 
 typedef struct {
     uint32_t version, header_bytes, step_bytes, real_bytes;
+    int32_t stage, nstages;
     int32_t data, x, y, z, zero, workers;
     int32_t balanced, microbatches;
-    int64_t batch, sequence, T;     // T: rows of one pass of one replica
+    int64_t batch, sequence, T;     // T: tokens of one microbatch of one replica
     int64_t vocab;                  // logits' width; every token must be below it
     int64_t token_limit;            // rows of the smallest token table
     int64_t block_bytes;            // the planned peak of one rank
-    /* bytes in the block. m and v hold flat elements, with zero >= 1 only the
-     * replica's slice [d, d+1) * flat_pad/data of them. -1: none (sgd has no v). */
-    int64_t params_offset, grads_offset, m_offset, v_offset;
+    /* bytes in the block. m and v hold flat elements, with zero >= 1 only what the replica
+     * owns. -1: none (sgd has no v). master: float parameters, m's layout, beside stored ones of
+     * 16 bits (params_stored = RT_BF16_STORED); else -1. */
+    int64_t params_offset, grads_offset, m_offset, v_offset, master_offset;
+    int32_t params_stored, pad3;
     int64_t flat, flat_pad;         // elements of the flat region; padded for data
     int32_t nsteps, nparams, nunits, npieces, nsegments, ncolumns, nrowmaps, nkernels;
+    int32_t npasses, nslices;
     int32_t text_bytes;
     int32_t optimizer;              // 0 adamw 1 sgd
     int32_t model_name, plan_line;  // text: "gpt2"; "data 1, [2,2,2]"
@@ -219,6 +285,8 @@ typedef struct {
     const RtSegment *segments;
     const RtColumns *columns;
     const RtRowMap *rowmaps;
+    const RtPass *passes;
+    const int64_t *slices;          // tokens of each, adding up to the sequence
     const char *text;
     const RtKernelFn *kernels;
 } RtProgram;
@@ -245,8 +313,9 @@ typedef struct {
  * standard ones, and a file that grows too large is an error, not a signal. */
 void rt_guard_files(void);
 
-/* Trains. Returns the exit status (0, 1, 3 or 4); messages go to stderr, step
- * lines to stdout. Owns nothing of `program` afterwards. */
+/* Trains. `program`: one per stage, head->nstages of them. Returns the exit status
+ * (0, 1, 3 or 4); messages go to stderr, step lines to stdout. Owns nothing of
+ * `program` afterwards. */
 int rt_run(const RtProgram *program, const RtOptions *options);
 
 /* main() of a built executable: --steps --load --save --log --trace --set. */

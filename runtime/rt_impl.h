@@ -1,8 +1,10 @@
 /*
  * rt_impl.h - what the files of the runtime share; nobody else includes it.
  *
- * Rt is one run: the program, what --set changed, data, logs, and its ranks.
- * RtRank is one rank: its block, its tables and its seats in groups. RtWorker
+ * Rt is one run: the programs of all stages, what --set changed, data, logs, and its
+ * ranks. RtRank is one rank: its stage's program, its block, its tables and its seats
+ * in groups. What differs from stage to stage (steps, passes, units, sizes of tables,
+ * offsets) is read from RtRank.program and RtRank.head, the rest from Rt.head. RtWorker
  * is one thread of a rank; worker 0 is the rank's own thread. There is no
  * global state but the flag that a signal sets (exec.c).
  *
@@ -69,12 +71,18 @@ typedef struct { RtGroup *group; int me; } RtSeat;
  * runs of columns in each. Offsets in elements. */
 typedef struct { int64_t src, dst, n; } RtColRun;
 typedef struct { int peer, run, nruns; int64_t src_row, dst_row, rows; } RtBox;
-typedef struct {
+typedef struct RtBoxes RtBoxes;
+struct RtBoxes {
     RtBox *box; int nboxes;
     RtColRun *run; int nruns;
     int64_t src_ld, dst_ld;
     int64_t elements;                   // copied in all
-} RtBoxes;
+    int step;                           // the first one that uses them
+    RtBoxes *next;                      // of the rank
+};
+
+/* Messages between two ranks arrive in the order they were sent, per kind. */
+enum { RT_MAIL_ACTIVATION, RT_MAIL_GRADIENT, RT_MAIL_KINDS };
 
 /*
  * A back end. Every worker of a rank makes every call; the back end says who
@@ -82,6 +90,9 @@ typedef struct {
  */
 typedef struct RtComm {
     const char *name;
+    /* Before the ranks start, groups being made; after they have ended. May be NULL. */
+    int (*open)(Rt *rt);
+    void (*close)(Rt *rt);
     /* src [n] of each member, in group order -> dst [p*n] */
     int (*all_gather)(RtWorker *w, const RtSeat *s, const void *src, void *dst, int64_t n);
     /* part `me` of the sum of all src [p*n] -> dst [n]; add: dst += */
@@ -90,6 +101,10 @@ typedef struct RtComm {
     int (*all_reduce)(RtWorker *w, const RtSeat *s, void *dst, int64_t n);
     int (*all_to_all)(RtWorker *w, const RtSeat *s, const void *src, void *dst,
                       const RtBoxes *boxes);
+    /* One message to or from rank `peer`, of one of RT_MAIL_KINDS. send may return before
+     * it is received; src may change then. */
+    int (*send)(RtWorker *w, int peer, int kind, const void *src, int64_t bytes);
+    int (*recv)(RtWorker *w, int peer, int kind, void *dst, int64_t bytes);
     /* v [n] summed in member order; worker 0 only, n at most RT_MAX_SUMS */
     int (*sum_doubles)(RtWorker *w, const RtSeat *s, double *v, int n);
     int (*barrier)(RtWorker *w, const RtSeat *s);       // worker 0 only
@@ -100,11 +115,13 @@ extern const RtComm rt_comm_null, rt_comm_threads, rt_comm_trace;
 
 /* ---- tables (tables.c) --------------------------------------------------- */
 
-/* Rows of one RtRowMap on one rank. */
+/* Rows of one RtRowMap on one rank. token, tokens and targets are those of a microbatch. */
 typedef struct {
     int64_t count, nruns;
-    int32_t *seq, *pos;
-    int64_t *token;                     // of the current pass
+    int32_t *seq, *pos;                 // sequence of the microbatch, position in it
+    int32_t last;                       // slice: passes of it fill the rows
+    int32_t microbatch;                 // for which they are filled, -1: none
+    int64_t *token;
     int32_t *tokens, *targets;          // NULL: no kernel asks for them
     RtRun *runs;                        // sorted by (seq, pos)
 } RtRows;
@@ -115,13 +132,16 @@ typedef struct { int64_t n; int32_t *global; } RtCols;
 typedef struct { int param; int64_t row, col, n, at; } RtSpan;
 typedef int (*RtSpanFn)(void *ctx, const RtSpan *span);
 
-/* Flat elements [lo, hi) on which the optimizer has one decay. */
-typedef struct { int64_t lo, hi; bool decay; } RtRange;
+/* Flat elements [lo, hi) on which the optimizer has one decay. `unit`: the first one's. */
+typedef struct { int64_t lo, hi; int unit; bool decay; } RtRange;
+
+/* What is kept per flat element. */
+typedef enum { RT_PARAMS, RT_GRADS, RT_MOMENTS } RtKept;
 
 /* ---- the run ------------------------------------------------------------- */
 
 typedef struct {
-    int64_t step, pass;
+    int64_t step;
     int64_t count;                      // targets that count
     double loss, norm, clip, lr;
     bool stop;                          // a signal came to some rank
@@ -130,21 +150,30 @@ typedef struct {
 struct RtWorker {
     RtRank *rank;
     int index;
+    const RtPass *pass;                 // that is running
     pthread_t thread;
     bool started;
     int32_t flags[16];
 };
 
+/* --trace: one call of a step. */
+typedef struct { double begin_s, end_s; int step, pass; } RtEvent;
+
 struct RtRank {
     Rt *rt;
-    int id, d, x, y, z;                 // number and coordinates
+    const RtProgram *program;           // of the rank's stage
+    const RtHeader *head;               // its head
+    int id, stage, d, x, y, z;          // number and coordinates
     char *block;
     size_t block_mapped;
     RtSeat *seat;                       // by group kind
+    const int *step_kind;               // group kind of each step, -1: none
     RtSeat world;
     RtRows *rows;                       // by row map
     RtCols *cols;                       // by column table
-    RtBoxes **boxes;                    // by step; shared by equal ones
+    RtBoxes **boxes, *made;             // by step, shared by equal ones; all of them
+    int32_t *forwards, *backwards;      // by (chunk, microbatch): slices done in this step
+    int nchunks;
     int *shard;                         // by unit: which piece of the block it stores
     bool *counts;                       // by unit: this rank's copy is the one that counts
     RtRange *range; int64_t nranges;    // what the optimizer does here
@@ -153,18 +182,20 @@ struct RtRank {
     RtBarrier team;
     RtNow now;
     double *loss, *squares;             // [W * 8]
-    double *events;                     // --trace: begin, end of each step's calls
-    int64_t nevents;
+    RtEvent *events; int64_t nevents;   // of the step; NULL without --trace
     double received;                    // bytes got from peers
     atomic_int op;                      // index of the running step; -1: between steps
     atomic_llong progress;              // changes when the rank does
     _Atomic(RtBarrier *) waits;         // where it waits, or NULL
+    atomic_int waits_for;               // whose message it waits for, or -1
 };
 
 typedef struct {
     int32_t axes, rep;                  // rep = 1 unless one of YK, YR is cut off
-    int size;
+    uint64_t stages;                    // with RT_STAGE: which
 } RtGroupKind;
+
+typedef struct RtMail RtMail;           // comm_threads.c
 
 /* One BLAS (blas.c). Row-major; c = a b, or c += a b. */
 typedef struct RtBlas {
@@ -177,8 +208,8 @@ typedef struct RtBlas {
 } RtBlas;
 
 struct Rt {
-    const RtProgram *program;
-    const RtHeader *head;               // the program's, with --set applied
+    const RtProgram *program;           // one per stage; options, parameters: of the first
+    const RtHeader *head;               // the first one's, with --set applied
     RtHeader own;
     const RtOptions *options;
     const char *exe;
@@ -187,10 +218,11 @@ struct Rt {
     int64_t steps;                      // to do in this run
     RtRank *rank;
     RtGroupKind *kind; int nkinds;
-    int *step_kind, *unit_kind;         // group kind of each step, of each unit's spread; -1
+    int **step_kind;                    // by stage: group kind of each step, -1
     RtGroup **groups; int ngroups;
     RtGroup *everyone;
     const RtComm *comm;
+    RtMail *mail; int nmail;
     RtBlas blas;
     pthread_mutex_t blas_lock;
     RtData *data;
@@ -210,6 +242,12 @@ struct Rt {
     FILE *log, *trace; bool trace_any;
 };
 
+/* Bytes of a number that is stored so. */
+static inline int64_t rt_size(const Rt *rt, int stored)
+{
+    return stored == RT_BF16_STORED ? 2 : (int64_t)rt->real;
+}
+
 /* ---- log.c --------------------------------------------------------------- */
 
 /* Keeps the first message, ends the run everywhere. Returns `status`. */
@@ -223,20 +261,23 @@ void   rt_trace_step(Rt *rt, int64_t step);
 double rt_now_s(void);
 void  *rt_alloc(size_t count, size_t size);     // zeroed; ends the process when there is none
 const char *rt_text(const RtProgram *p, int32_t offset);   // -1: ""
+const char *rt_who(const RtRank *r, char out[48]);          // "rank 3 (stage 1)"
 
 /* ---- tables.c ------------------------------------------------------------ */
 
 int  rt_axis_coordinate(const RtRank *r, int axes, int rep, int64_t *size);
 int  rt_tables_make(RtRank *r);
 void rt_tables_free(RtRank *r);
+RtRank rt_place(Rt *rt, int id);        // a rank's coordinates and program, nothing else
 void rt_rows_make(const RtRank *r, const RtRowMap *map, RtRows *out);
-void rt_rows_move(RtRank *r, int64_t tokens);
 int  rt_cols_make(const RtRank *r, const RtColumns *columns, RtCols *out);
-int64_t rt_rows_first(const RtRank *r, int axes, int64_t *n);
+int64_t rt_rows_first(const RtRank *r, int axes, int slice, int64_t *n);
 /* Spans of the rank's shard of `unit` within flat elements [lo, hi). */
 int  rt_spans(const RtRank *r, int unit, int64_t lo, int64_t hi, RtSpanFn fn, void *ctx);
-/* Flat elements that this rank answers for: its slice with zero, else replica 0's all. */
-void rt_owned(const RtRank *r, int64_t *lo, int64_t *hi);
+/* Flat elements of the unit that this replica owns; with zero = 0, replica 0 all. */
+void rt_owned(const RtRank *r, int unit, int64_t *lo, int64_t *hi);
+/* Flat element e of the unit is kept as element e - rt_shift(..). */
+int64_t rt_shift(const RtRank *r, int unit, RtKept what);
 int  rt_boxes_make(RtRank *r, int istep);
 
 /* ---- comm.c, comm_threads.c ---------------------------------------------- */
@@ -257,6 +298,10 @@ int  rt_all_to_all(RtWorker *w, const RtSeat *s, const void *src, void *dst,
                    const RtBoxes *boxes);
 int  rt_sum_doubles(RtWorker *w, const RtSeat *s, double *v, int n);
 int  rt_barrier(RtWorker *w, const RtSeat *s);
+/* To and from the rank of stage `stage` with the same other coordinates. */
+int  rt_mail_kind(const RtPass *pass);
+int  rt_send(RtWorker *w, int stage, const void *src, int64_t bytes);
+int  rt_recv(RtWorker *w, int stage, void *dst, int64_t bytes);
 
 /* ---- exec.c -------------------------------------------------------------- */
 
@@ -282,7 +327,7 @@ void    rt_data_close(Rt *rt);
 int64_t rt_data_tokens(const RtData *data);
 int64_t rt_data_token(const RtData *data, int64_t i);
 int     rt_data_step(RtRank *r, int64_t step);      // which sequences the step has
-int     rt_data_fill(RtRank *r);                    // tokens and targets of the pass
+int     rt_data_fill(RtRank *r, const RtPass *pass);    // tokens and targets of its rows
 int64_t rt_data_count(RtRank *r);                   // targets of the replica that count
 
 /* ---- optim.c ------------------------------------------------------------- */

@@ -10,11 +10,15 @@
 #include <math.h>
 #include <stddef.h>
 
-static char *at(const RtRank *r, RtRef ref) { return r->block + ref.offset; }
-
-static bool accumulates(const RtRank *r, const RtStep *s)
+/* Where a reference is in the unit of the running pass. */
+static char *at(const RtWorker *w, RtRef ref)
 {
-    return s->accumulate || (s->accumulate_later && r->now.pass > 0);
+    return w->rank->block + w->pass->region[ref.region] + ref.offset;
+}
+
+static bool accumulates(const RtWorker *w, const RtStep *s)
+{
+    return s->accumulate || (s->accumulate_later && w->pass->again);
 }
 
 static double get(const RtRank *r, const void *base, int64_t i)
@@ -50,11 +54,11 @@ static void do_gemm(const RtWorker *w, const RtStep *s)
     if (m0 >= m1 || n0 >= n1)
         return;
     int64_t real = (int64_t)r->rt->real;
-    const char *a = at(r, s->a) + real * (s->trans_a ? m0 : m0 * s->a.ld);
-    const char *b = at(r, s->b) + real * (s->trans_b ? n0 * s->b.ld : n0);
-    char *c = at(r, s->c) + real * (m0 * s->c.ld + n0);
+    const char *a = at(w, s->a) + real * (s->trans_a ? m0 : m0 * s->a.ld);
+    const char *b = at(w, s->b) + real * (s->trans_b ? n0 * s->b.ld : n0);
+    char *c = at(w, s->c) + real * (m0 * s->c.ld + n0);
     rt_gemm(&r->rt->blas, s->trans_a, s->trans_b, m1 - m0, n1 - n0, s->k, a, s->a.ld, b,
-            s->b.ld, c, s->c.ld, accumulates(r, s));
+            s->b.ld, c, s->c.ld, accumulates(w, s));
 }
 
 /* Is this rank the one among those with the same rows whose loss counts? */
@@ -68,9 +72,10 @@ static void fill_call(RtWorker *w, const RtStep *s, RtCall *c)
 {
     RtRank *r = w->rank;
     const RtHeader *h = r->rt->head;
+    const RtProgram *p = r->program;
     memset(c, 0, sizeof *c);
     for (int i = 0; i < s->nargs; i++)
-        c->arg[i] = at(r, s->arg[i]);
+        c->arg[i] = at(w, s->arg[i]);
     c->flags = w->flags;
     w->flags[0] = 1;
     if (s->rowmap >= 0) {
@@ -83,7 +88,7 @@ static void fill_call(RtWorker *w, const RtStep *s, RtCall *c)
                  : s->ids == RT_IDS_POSITIONS ? rows->pos : NULL;
         c->runs_q = (const int32_t *)rows->runs;
         c->nruns_q = rows->nruns;
-        w->flags[0] = counts_loss(r, r->rt->program->rowmaps[s->rowmap].axes);
+        w->flags[0] = counts_loss(r, p->rowmaps[s->rowmap].axes);
     }
     if (s->rowmap_k >= 0) {
         c->runs_k = (const int32_t *)r->rows[s->rowmap_k].runs;
@@ -92,7 +97,7 @@ static void fill_call(RtWorker *w, const RtStep *s, RtCall *c)
     if (s->colmap >= 0)
         c->colmap = r->cols[s->colmap].global;
     if (s->ids == RT_IDS_TOKENS || s->ids == RT_IDS_POSITIONS) {
-        const RtCols *rows = &r->cols[r->rt->program->units[s->unit].rows];
+        const RtCols *rows = &r->cols[p->units[s->unit].rows];
         c->base = rows->n > 0 ? rows->global[0] : 0;
     } else if (s->colmap >= 0 && r->cols[s->colmap].n > 0) {
         c->base = c->colmap[0];
@@ -111,7 +116,7 @@ static void do_kernel(RtWorker *w, const RtStep *s)
 {
     RtCall call;
     fill_call(w, s, &call);
-    RtKernelFn fn = w->rank->rt->program->kernels[s->kernel];
+    RtKernelFn fn = w->rank->program->kernels[s->kernel];
     int64_t items = s->items_per_run > 0 ? call.nruns_q * s->items_per_run : s->items;
     if (s->rowmap_k >= 0 && call.nworkers > 1) {    // later positions cost more: deal them out
         for (int64_t i = w->index; i < items; i += call.nworkers)
@@ -165,15 +170,15 @@ static void do_merge(const RtWorker *w, const RtStep *s, int64_t p)
     share(w, s->rows, 16, &lo, &hi);
     for (int64_t row = lo; row < hi; row++)
         for (int k = 0, slot = 0; k < s->nstats; slot += s->stat[k] == STAT_VAR ? 2 : 1, k++)
-            put(r, at(r, s->arg[k]), row,
-                merge_one(r, s, at(r, s->a), p, row, slot, slots, s->stat[k]));
+            put(r, at(w, s->arg[k]), row,
+                merge_one(r, s, at(w, s->a), p, row, slot, slots, s->stat[k]));
 }
 
 /* Of each member's columns (max, sum of exp(l - max), target) -> of all columns. */
 static void do_ce_merge(const RtWorker *w, const RtStep *s, int64_t p)
 {
     const RtRank *r = w->rank;
-    const void *src = at(r, s->a);
+    const void *src = at(w, s->a);
     int64_t lo, hi;
     share(w, s->rows, 16, &lo, &hi);
     for (int64_t row = lo; row < hi; row++) {
@@ -185,23 +190,23 @@ static void do_ce_merge(const RtWorker *w, const RtStep *s, int64_t p)
             sum += get(r, src, e + 1) * exp(get(r, src, e) - max);
             target += get(r, src, e + 2);
         }
-        put(r, at(r, s->c), row * 3, max);
-        put(r, at(r, s->c), row * 3 + 1, sum);
-        put(r, at(r, s->c), row * 3 + 2, target);
+        put(r, at(w, s->c), row * 3, max);
+        put(r, at(w, s->c), row * 3 + 1, sum);
+        put(r, at(w, s->c), row * 3 + 2, target);
     }
 }
 
 static void do_colsum(const RtWorker *w, const RtStep *s)
 {
     const RtRank *r = w->rank;
-    bool add = accumulates(r, s);
+    bool add = accumulates(w, s);
     int64_t lo, hi;
     share(w, s->count, RT_LINE, &lo, &hi);
     for (int64_t i = lo; i < hi; i++) {
         double sum = 0;
         for (int64_t k = 0; k < r->rt->nworkers; k++)
-            sum += get(r, at(r, s->a), k * s->count + i);
-        put(r, at(r, s->c), i, add ? get(r, at(r, s->c), i) + sum : sum);
+            sum += get(r, at(w, s->a), k * s->count + i);
+        put(r, at(w, s->c), i, add ? get(r, at(w, s->c), i) + sum : sum);
     }
 }
 
@@ -209,12 +214,12 @@ static void do_copy(const RtWorker *w, const RtStep *s)
 {
     const RtRank *r = w->rank;
     size_t real = r->rt->real;
-    bool add = accumulates(r, s);
+    bool add = accumulates(w, s);
     int64_t lo, hi, cols = s->cols > 0 ? s->cols : s->count;
     share(w, s->rows, 1, &lo, &hi);
     for (int64_t row = lo; row < hi; row++) {
-        const char *src = at(r, s->a) + (size_t)(row * s->a.ld) * real;
-        char *dst = at(r, s->c) + (size_t)(row * s->c.ld) * real;
+        const char *src = at(w, s->a) + (size_t)(row * s->a.ld) * real;
+        char *dst = at(w, s->c) + (size_t)(row * s->c.ld) * real;
         if (!add)
             memmove(dst, src, (size_t)cols * real);
         else if (real == sizeof(float))
@@ -228,11 +233,11 @@ static void do_copy(const RtWorker *w, const RtStep *s)
 
 static void do_zero(const RtWorker *w, const RtStep *s)
 {
-    if (accumulates(w->rank, s))
+    if (accumulates(w, s))
         return;
     int64_t lo, hi;
     share(w, s->count, RT_LINE, &lo, &hi);
-    memset(at(w->rank, s->c) + (size_t)lo * w->rank->rt->real, 0,
+    memset(at(w, s->c) + (size_t)lo * w->rank->rt->real, 0,
            (size_t)(hi - lo) * w->rank->rt->real);
 }
 
@@ -245,32 +250,33 @@ static int do_count(RtWorker *w, int istep)
         return RT_OK;
     RtRank *r = w->rank;
     double n = (double)rt_data_count(r);
-    RT_TRY(rt_sum_doubles(w, &r->seat[r->rt->step_kind[istep]], &n, 1));
+    RT_TRY(rt_sum_doubles(w, &r->seat[r->step_kind[istep]], &n, 1));
     r->now.count = (int64_t)n;
     return RT_OK;
+}
+
+/* Where flat element 0 would be of what begins at `offset` with element `shift`. */
+static void *kept(const RtRank *r, int64_t offset, int64_t shift)
+{
+    return r->block + (offset - shift * (int64_t)r->rt->real);
 }
 
 /* Squares of the gradient elements this rank answers for: each one once in all ranks. */
 static void do_norm(RtWorker *w)
 {
     RtRank *r = w->rank;
-    const RtProgram *p = r->rt->program;
-    const RtHeader *h = r->rt->head;
-    RtCall call = { .arg = { r->block + h->grads_offset }, .worker = w->index,
-                    .nworkers = r->rt->nworkers, .total = r->squares, .flags = w->flags };
-    int64_t from, to;
-    rt_owned(r, &from, &to);
+    const RtHeader *h = r->head;
+    RtCall call = { .worker = w->index, .nworkers = r->rt->nworkers, .total = r->squares,
+                    .flags = w->flags };
     for (int u = 0; u < h->nunits; u++) {
-        if (!r->counts[u])
+        int64_t from, to, lo, hi;
+        rt_owned(r, u, &from, &to);
+        if (!r->counts[u] || from >= to)
             continue;
-        int64_t a = p->units[u].offset, b = a + p->units[u].shard, lo, hi;
-        a = a > from ? a : from;
-        b = b < to ? b : to;
-        if (a >= b)
-            continue;
-        share(w, b - a, RT_LINE, &lo, &hi);
+        call.arg[0] = kept(r, h->grads_offset, rt_shift(r, u, RT_GRADS));
+        share(w, to - from, RT_LINE, &lo, &hi);
         if (lo < hi)
-            p->kernels[h->norm_kernel](&call, a + lo, a + hi);
+            r->program->kernels[h->norm_kernel](&call, from + lo, from + hi);
     }
 }
 
@@ -299,15 +305,23 @@ static int do_totals(RtWorker *w)
     return RT_OK;
 }
 
+/* The kernel's arguments for elements of the unit. */
+static void update_args(const RtRank *r, int unit, RtCall *call)
+{
+    const RtHeader *h = r->head;
+    int64_t moments = rt_shift(r, unit, RT_MOMENTS);
+    call->arg[0] = kept(r, h->params_offset, rt_shift(r, unit, RT_PARAMS));
+    call->arg[1] = kept(r, h->grads_offset, rt_shift(r, unit, RT_GRADS));
+    call->arg[2] = kept(r, h->m_offset, moments);
+    call->arg[3] = h->v_offset >= 0 ? kept(r, h->v_offset, moments) : NULL;
+}
+
 static void do_update(RtWorker *w)
 {
     RtRank *r = w->rank;
     const RtHeader *h = r->rt->head;
     if (r->nranges == 0)
         return;
-    // m and v hold the replica's slice only: their element 0 is flat element `first`
-    int64_t first = h->zero > 0 ? r->d * (h->flat_pad / h->data) : 0;
-    ptrdiff_t back = (ptrdiff_t)(first * (int64_t)r->rt->real);
     double t = (double)r->now.step + 1;
     RtCall call = {
         .worker = w->index, .nworkers = r->rt->nworkers, .flags = w->flags,
@@ -316,10 +330,6 @@ static void do_update(RtWorker *w)
         .momentum = h->train.momentum, .correct1 = 1 / (1 - pow(h->train.beta1, t)),
         .correct2 = 1 / (1 - pow(h->train.beta2, t)),
     };
-    call.arg[0] = r->block + h->params_offset;
-    call.arg[1] = r->block + h->grads_offset;
-    call.arg[2] = r->block + (h->m_offset - back);
-    call.arg[3] = h->v_offset >= 0 ? r->block + (h->v_offset - back) : NULL;
     int64_t from = r->range[0].lo, lo, hi;
     share(w, r->range[r->nranges - 1].hi - from, RT_LINE, &lo, &hi);
     lo += from;
@@ -329,16 +339,22 @@ static void do_update(RtWorker *w)
         int64_t a = g->lo > lo ? g->lo : lo, b = g->hi < hi ? g->hi : hi;
         if (a >= b)
             continue;
+        update_args(r, g->unit, &call);
         call.decay = g->decay ? h->train.weight_decay : 0;
-        r->rt->program->kernels[h->update_kernel](&call, a, b);
+        r->program->kernels[r->head->update_kernel](&call, a, b);
     }
 }
 
 /* The side that is one part: in place it is the member's own part of the other. */
-static void *own_part(const RtRank *r, const RtStep *s, const RtSeat *seat, RtRef ref)
+static void *own_part(const RtWorker *w, const RtStep *s, const RtSeat *seat, RtRef ref)
 {
-    int64_t part = s->a.offset == s->c.offset ? seat->me * s->count * (int64_t)r->rt->real : 0;
-    return at(r, ref) + part;
+    bool in_place = at(w, s->a) == at(w, s->c);
+    return at(w, ref) + (in_place ? seat->me * s->count * rt_size(w->rank->rt, ref.stored) : 0);
+}
+
+static int64_t message_bytes(const RtWorker *w, const RtStep *s, RtRef ref)
+{
+    return s->rows * s->cols * rt_size(w->rank->rt, ref.stored);
 }
 
 /* ---- all of them --------------------------------------------------------- */
@@ -346,8 +362,8 @@ static void *own_part(const RtRank *r, const RtStep *s, const RtSeat *seat, RtRe
 int rt_step(RtWorker *w, int istep)
 {
     RtRank *r = w->rank;
-    const RtStep *s = &r->rt->program->steps[istep];
-    int kind = r->rt->step_kind[istep];
+    const RtStep *s = &r->program->steps[istep];
+    int kind = r->step_kind[istep];
     const RtSeat *seat = kind >= 0 ? &r->seat[kind] : NULL;
     switch ((RtStepKind)s->kind) {
     case RT_GEMM:
@@ -357,14 +373,14 @@ int rt_step(RtWorker *w, int istep)
         do_kernel(w, s);
         break;
     case RT_ALL_GATHER:
-        return rt_all_gather(w, seat, own_part(r, s, seat, s->a), at(r, s->c), s->count);
+        return rt_all_gather(w, seat, own_part(w, s, seat, s->a), at(w, s->c), s->count);
     case RT_REDUCE_SCATTER:
-        return rt_reduce_scatter(w, seat, at(r, s->a), own_part(r, s, seat, s->c), s->count,
-                                 accumulates(r, s));
+        return rt_reduce_scatter(w, seat, at(w, s->a), own_part(w, s, seat, s->c), s->count,
+                                 accumulates(w, s));
     case RT_ALL_REDUCE:
-        return rt_all_reduce(w, seat, at(r, s->c), s->count);
+        return rt_all_reduce(w, seat, at(w, s->c), s->count);
     case RT_ALL_TO_ALL:
-        return rt_all_to_all(w, seat, at(r, s->a), at(r, s->c), r->boxes[istep]);
+        return rt_all_to_all(w, seat, at(w, s->a), at(w, s->c), r->boxes[istep]);
     case RT_MERGE:
         do_merge(w, s, seat->group->n);
         break;
@@ -390,6 +406,10 @@ int rt_step(RtWorker *w, int istep)
     case RT_UPDATE:
         do_update(w);
         break;
+    case RT_SEND:
+        return rt_send(w, s->peer, at(w, s->a), message_bytes(w, s, s->a));
+    case RT_RECV:
+        return rt_recv(w, s->peer, at(w, s->c), message_bytes(w, s, s->c));
     case RT_STEP_KINDS:
         return rt_fail(r->rt, RT_BUG, "%s: error: step %d has no kind", r->rt->exe, istep);
     }

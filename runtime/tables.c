@@ -1,15 +1,17 @@
 /*
  * tables.c - which tokens, columns and parameters a rank holds.
  *
- * A replica's T rows stand in one global order g = 0 .. T-1:
+ * The rows of a slice, l tokens of each of the b sequences of a microbatch, stand in
+ * one global order g = 0 .. b*l-1, for each slice alike:
  *
- *   plain      g = sequence * L + position
+ *   plain      g = sequence * l + position in the slice
  *   balanced   for r in 0 .. n-1 (n = x*z ranks), for each sequence: chunk r,
- *              then chunk 2n-1-r, chunks of L/(2n) positions
+ *              then chunk 2n-1-r, chunks of l/(2n) positions
  *
  * Every layout gives a rank one stretch of that order: layout A stretch x_i*y +
- * y_i of x*y, layout B stretch x_i*z + z_i of x*z. Columns are cut segment by
- * segment. A parameter's block is cut, row by row, over the axes it is spread on:
+ * y_i of x*y, layout B stretch x_i*z + z_i of x*z. Keys and values have the stretches
+ * of several slices, one slice after another. Columns are cut segment by segment.
+ * A parameter's block is cut, row by row, over the axes it is spread on:
  *
  *        columns of a piece          flat: row by row, padded, cut evenly
  *      +-----+---------+---+         [ 0 0 0 0 0 0 1 1 1 | 1 1 1 2 2 2 2 2 2 | .. ]
@@ -24,9 +26,19 @@
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* Where rank `id` stands: its number, coordinates and program. */
+RtRank rt_place(Rt *rt, int id)
+{
+    const RtHeader *h = rt->head;
+    int replica = id / h->z / h->y / h->x, stage = replica / h->data;
+    return (RtRank){ .rt = rt, .id = id, .z = id % h->z, .y = id / h->z % h->y,
+                     .x = id / h->z / h->y % h->x, .d = replica % h->data, .stage = stage,
+                     .program = &rt->program[stage], .head = rt->program[stage].head };
+}
+
 /*
- * The rank's coordinate on `axes` taken together, in group order (data, x, yk,
- * yr, z; z fastest); *size is their product.
+ * The rank's coordinate on `axes` taken together, in group order (stage, data, x,
+ * yk, yr, z; z fastest); *size is their product.
  */
 int rt_axis_coordinate(const RtRank *r, int axes, int rep, int64_t *size)
 {
@@ -34,7 +46,7 @@ int rt_axis_coordinate(const RtRank *r, int axes, int rep, int64_t *size)
     rep = rep > 1 ? rep : 1;
     const int at[5] = { r->d, r->x, r->y / rep, r->y % rep, r->z };
     const int n[5] = { h->data, h->x, h->y / rep, rep, h->z };
-    int64_t i = 0, p = 1;
+    int64_t i = axes & RT_STAGE ? r->stage : 0, p = axes & RT_STAGE ? h->nstages : 1;
     for (int a = 0; a < 5; a++) {
         if (axes & 1 << a) {
             i = i * n[a] + at[a];
@@ -48,26 +60,35 @@ int rt_axis_coordinate(const RtRank *r, int axes, int rep, int64_t *size)
 
 /* ---- rows ---------------------------------------------------------------- */
 
-/* First of the rank's rows in the replica's order, and their number, uncut by chunks. */
-int64_t rt_rows_first(const RtRank *r, int axes, int64_t *n)
+static int64_t slice_rows(const RtRank *r, int slice)
+{
+    const RtHeader *h = r->rt->head;
+    return h->T / h->sequence * r->program->slices[slice];
+}
+
+/* First of the rank's rows in the slice's order, and their number, uncut by chunks. */
+int64_t rt_rows_first(const RtRank *r, int axes, int slice, int64_t *n)
 {
     int64_t p = 1, i = rt_axis_coordinate(r, axes & ~RT_DATA, 1, &p);
-    *n = r->rt->head->T / p;
+    *n = slice_rows(r, slice) / p;
     return i * *n;
 }
 
-static void row_place(const RtHeader *h, int64_t g, int32_t *seq, int32_t *pos)
+/* Row g of a slice of `length` tokens that begins at position `start`. */
+static void row_place(const RtHeader *h, int64_t g, int64_t start, int64_t length, int32_t *seq,
+                      int32_t *pos)
 {
     if (!h->balanced) {
-        *seq = (int32_t)(g / h->sequence);
-        *pos = (int32_t)(g % h->sequence);
+        *seq = (int32_t)(g / length);
+        *pos = (int32_t)(start + g % length);
         return;
     }
-    int64_t n = (int64_t)h->x * h->z, chunk = h->sequence / (2 * n), share = h->T / n;
+    int64_t n = (int64_t)h->x * h->z, chunk = length / (2 * n);
+    int64_t share = h->T / h->sequence * length / n;
     int64_t r = g / share, in = g % share;
     bool late = in % (2 * chunk) >= chunk;
     *seq = (int32_t)(in / (2 * chunk));
-    *pos = (int32_t)((late ? 2 * n - 1 - r : r) * chunk + in % chunk);
+    *pos = (int32_t)(start + (late ? 2 * n - 1 - r : r) * chunk + in % chunk);
 }
 
 static int by_place(const void *a, const void *b)
@@ -77,53 +98,64 @@ static int by_place(const void *a, const void *b)
                             : (p->pos > q->pos) - (p->pos < q->pos);
 }
 
+/* The rank's stretch of one slice: of it all, or of part chunk_i of the x share. */
+static int64_t stretch(const RtRank *r, const RtRowMap *map, int slice, int64_t *n)
+{
+    if (map->chunk <= 0)
+        return rt_rows_first(r, map->axes, slice, n);
+    int64_t share, zn = 1, zi = 0, first = rt_rows_first(r, map->axes & RT_X, slice, &share);
+    if (map->axes & RT_Z)
+        zi = rt_axis_coordinate(r, RT_Z, 1, &zn);
+    int64_t lo = min64(map->chunk_i * map->chunk, share);
+    *n = min64(map->chunk, share - lo) / zn;
+    return first + lo + zi * *n;
+}
+
+static void add_row(RtRows *rows, int32_t seq, int32_t pos)
+{
+    int64_t i = rows->count++;
+    rows->seq[i] = seq;
+    rows->pos[i] = pos;
+    RtRun *run = rows->nruns ? &rows->runs[rows->nruns - 1] : NULL;
+    if (run && run->seq == seq && run->pos + run->n == pos)
+        run->n++;
+    else
+        rows->runs[rows->nruns++] = (RtRun){ (int32_t)i, 1, seq, pos };
+}
+
 void rt_rows_make(const RtRank *r, const RtRowMap *map, RtRows *out)
 {
-    const RtHeader *h = r->rt->head;
-    int64_t n, first;
-    if (map->chunk > 0) {
-        int64_t share, zn = 1, zi = 0;
-        first = rt_rows_first(r, map->axes & RT_X, &share);
-        if (map->axes & RT_Z)
-            zi = rt_axis_coordinate(r, RT_Z, 1, &zn);
-        int64_t lo = min64(map->chunk_i * map->chunk, share);
-        n = min64(map->chunk, share - lo) / zn;
-        first += lo + zi * n;
-    } else {
-        first = rt_rows_first(r, map->axes, &n);
+    const int64_t *slices = r->program->slices;
+    int64_t n = 0, start = 0, part;
+    int last = map->first + map->nslices - 1;
+    for (int s = map->first; s <= last; s++) {
+        stretch(r, map, s, &part);
+        n += part;
     }
-    memset(out, 0, sizeof *out);
-    out->count = n;
+    *out = (RtRows){ .last = last, .microbatch = -1 };
     out->seq = rt_alloc((size_t)n, sizeof *out->seq);
     out->pos = rt_alloc((size_t)n, sizeof *out->pos);
     out->token = rt_alloc((size_t)n, sizeof *out->token);
     out->runs = rt_alloc((size_t)n, sizeof *out->runs);
-    int64_t base = (int64_t)r->d * h->microbatches * (h->T / h->sequence);
-    for (int64_t i = 0; i < n; i++) {
-        row_place(h, first + i, &out->seq[i], &out->pos[i]);
-        out->token[i] = (base + out->seq[i]) * h->sequence + out->pos[i];
-        RtRun *run = out->nruns ? &out->runs[out->nruns - 1] : NULL;
-        if (run && run->seq == out->seq[i] && run->pos + run->n == out->pos[i])
-            run->n++;
-        else
-            out->runs[out->nruns++] = (RtRun){ (int32_t)i, 1, out->seq[i], out->pos[i] };
+    for (int s = 0; s < map->first; s++)
+        start += slices[s];
+    for (int s = map->first; s <= last; s++) {
+        int64_t first = stretch(r, map, s, &part);
+        for (int64_t i = 0; i < part; i++) {
+            int32_t seq, pos;
+            row_place(r->rt->head, first + i, start, slices[s], &seq, &pos);
+            add_row(out, seq, pos);
+        }
+        start += slices[s];
     }
     qsort(out->runs, (size_t)out->nruns, sizeof *out->runs, by_place);
-}
-
-/* Moves the rows' global tokens by `tokens`: to the next pass, or back to the first. */
-void rt_rows_move(RtRank *r, int64_t tokens)
-{
-    for (int m = 0; m < r->rt->head->nrowmaps; m++)
-        for (int64_t i = 0; i < r->rows[m].count; i++)
-            r->rows[m].token[i] += tokens;
 }
 
 /* ---- columns ------------------------------------------------------------- */
 
 int rt_cols_make(const RtRank *r, const RtColumns *columns, RtCols *out)
 {
-    const RtSegment *seg = r->rt->program->segments + columns->first;
+    const RtSegment *seg = r->program->segments + columns->first;
     out->n = 0;
     for (int pass = 0; pass < 2; pass++) {
         int64_t at = 0;
@@ -146,22 +178,39 @@ int rt_cols_make(const RtRank *r, const RtColumns *columns, RtCols *out)
 
 /* ---- parameters ---------------------------------------------------------- */
 
-void rt_owned(const RtRank *r, int64_t *lo, int64_t *hi)
+void rt_owned(const RtRank *r, int iunit, int64_t *lo, int64_t *hi)
 {
-    const RtHeader *h = r->rt->head;
-    if (h->zero > 0) {
-        int64_t slice = h->flat_pad / h->data;
-        *lo = min64(r->d * slice, h->flat);
-        *hi = min64((r->d + 1) * slice, h->flat);
-    } else {
-        *lo = 0;
-        *hi = r->d == 0 ? h->flat : 0;
+    const RtHeader *h = r->head;
+    const RtUnit *u = &r->program->units[iunit];
+    int64_t part = u->shard / h->data, slice = h->flat_pad / h->data;
+    *lo = u->offset;
+    *hi = u->offset + u->shard;
+    if (h->zero >= 2) {
+        *lo += r->d * part;
+        *hi = *lo + part;
+    } else if (h->zero == 1) {
+        *lo = max64(*lo, r->d * slice);
+        *hi = min64(*hi, (r->d + 1) * slice);
+    } else if (r->d > 0) {
+        *hi = *lo;
     }
+}
+
+int64_t rt_shift(const RtRank *r, int iunit, RtKept what)
+{
+    const RtHeader *h = r->head;
+    const RtUnit *u = &r->program->units[iunit];
+    int whole_below = what == RT_PARAMS ? 3 : what == RT_GRADS ? 2 : 1;
+    if (h->zero < whole_below)
+        return 0;
+    if (h->zero == 1)
+        return r->d * (h->flat_pad / h->data);
+    return u->offset + r->d * (u->shard / h->data) - u->offset / h->data;
 }
 
 int rt_spans(const RtRank *r, int iunit, int64_t lo, int64_t hi, RtSpanFn fn, void *ctx)
 {
-    const RtProgram *p = r->rt->program;
+    const RtProgram *p = r->program;
     const RtUnit *u = &p->units[iunit];
     const RtCols *rows = u->rows >= 0 ? &r->cols[u->rows] : NULL;
     int64_t first = (int64_t)r->shard[iunit] * u->shard;        // of the block, flat
@@ -192,14 +241,6 @@ int rt_spans(const RtRank *r, int iunit, int64_t lo, int64_t hi, RtSpanFn fn, vo
 }
 
 /* ---- boxes of all-to-alls ------------------------------------------------ */
-
-/* A rank of the plane of `r` with other coordinates, to ask what it holds. */
-static RtRank at_place(const RtRank *r, int id)
-{
-    const RtHeader *h = r->rt->head;
-    return (RtRank){ .rt = r->rt, .id = id, .z = id % h->z, .y = id / h->z % h->y,
-                     .x = id / h->z / h->y % h->x, .d = id / h->z / h->y / h->x };
-}
 
 typedef struct { int nboxes, boxes_cap, nruns, runs_cap; } Room;
 
@@ -242,11 +283,11 @@ static void add_run(RtBoxes *b, Room *room, int first, int64_t src, int64_t dst,
 static int boxes_ab(RtRank *r, const RtStep *s, const RtSeat *seat, RtBoxes *b)
 {
     Rt *rt = r->rt;
-    const RtColumns *src_table = &rt->program->columns[s->columns_src];
+    const RtColumns *src_table = &r->program->columns[s->columns_src];
     const RtCols *want = &r->cols[s->columns_dst];
     int src_axes = s->a2a == RT_A2A_AB ? RT_X | RT_YK | RT_YR : RT_X | RT_Z;
     int dst_axes = s->a2a == RT_A2A_AB ? RT_X | RT_Z : RT_X | RT_YK | RT_YR;
-    int64_t n, first = rt_rows_first(r, dst_axes, &n), got = 0, top = 0;
+    int64_t n, first = rt_rows_first(r, dst_axes, s->slice, &n), got = 0, top = 0;
     for (int64_t i = 0; i < want->n; i++)
         top = max64(top, want->global[i] + 1);
     Room room = { 0 };
@@ -256,8 +297,8 @@ static int boxes_ab(RtRank *r, const RtStep *s, const RtSeat *seat, RtBoxes *b)
     int64_t *from_row = rt_alloc((size_t)seat->group->n, sizeof *from_row);
     int status = RT_OK;
     for (int m = 0; m < seat->group->n && !status; m++) {
-        RtRank peer = at_place(r, seat->group->rank[m]);
-        int64_t pn, pfirst = rt_rows_first(&peer, src_axes, &pn);
+        RtRank peer = rt_place(rt, seat->group->rank[m]);
+        int64_t pn, pfirst = rt_rows_first(&peer, src_axes, s->slice, &pn);
         int64_t lo = max64(first, pfirst), hi = min64(first + n, pfirst + pn);
         from_row[m] = pfirst;
         if (lo >= hi)
@@ -292,8 +333,8 @@ static int boxes_ab(RtRank *r, const RtStep *s, const RtSeat *seat, RtBoxes *b)
     }
     if (!status && got != want->n * n)
         status = rt_fail(rt, RT_BUG, "%s: error: all_to_all '%s' finds %lld of %lld elements "
-                         "(%s)", rt->exe, rt_text(rt->program, s->name), (long long)got,
-                         (long long)(want->n * n), rt_text(rt->program, s->source));
+                         "(%s)", rt->exe, rt_text(r->program, s->name), (long long)got,
+                         (long long)(want->n * n), rt_text(r->program, s->source));
     b->elements = got;
     free(where);
     free(have);
@@ -321,25 +362,30 @@ static void boxes_exchange(const RtStep *s, const RtSeat *seat, RtBoxes *b)
     b->elements = p * rows * cols;
 }
 
+static bool same_boxes(const RtProgram *p, const RtStep *a, const RtStep *b)
+{
+    return a->a2a == b->a2a && a->axes == b->axes && a->rep == b->rep && a->rows == b->rows
+           && a->cols == b->cols && a->columns_src == b->columns_src
+           && a->columns_dst == b->columns_dst && a->a.ld == b->a.ld && a->c.ld == b->c.ld
+           && p->slices[a->slice] == p->slices[b->slice];
+}
+
 /* Equal exchanges of one rank share their boxes. */
 int rt_boxes_make(RtRank *r, int istep)
 {
-    const RtStep *steps = r->rt->program->steps, *s = &steps[istep];
-    for (int i = 0; i < istep; i++) {
-        const RtStep *o = &steps[i];
-        if (o->kind == RT_ALL_TO_ALL && o->a2a == s->a2a && o->axes == s->axes
-            && o->rep == s->rep && o->rows == s->rows && o->cols == s->cols
-            && o->columns_src == s->columns_src && o->columns_dst == s->columns_dst
-            && o->a.ld == s->a.ld && o->c.ld == s->c.ld) {
-            r->boxes[istep] = r->boxes[i];
+    const RtStep *steps = r->program->steps, *s = &steps[istep];
+    for (RtBoxes *b = r->made; b; b = b->next)
+        if (same_boxes(r->program, &steps[b->step], s)) {
+            r->boxes[istep] = b;
             return RT_OK;
         }
-    }
-    const RtSeat *seat = &r->seat[r->rt->step_kind[istep]];
+    const RtSeat *seat = &r->seat[r->step_kind[istep]];
     RtBoxes *b = rt_alloc(1, sizeof *b);
     b->src_ld = s->a.ld;
     b->dst_ld = s->c.ld;
-    r->boxes[istep] = b;
+    b->step = istep;
+    b->next = r->made;
+    r->boxes[istep] = r->made = b;
     if (s->a2a == RT_A2A_AB || s->a2a == RT_A2A_BA)
         return boxes_ab(r, s, seat, b);
     boxes_exchange(s, seat, b);
@@ -350,25 +396,30 @@ int rt_boxes_make(RtRank *r, int istep)
 
 static int check_rows(RtRank *r, int m)
 {
-    int64_t want = r->rt->program->rowmaps[m].count;
+    int64_t want = r->program->rowmaps[m].count;
+    char who[48];
     if (want == r->rows[m].count)
         return RT_OK;
-    return rt_fail(r->rt, RT_BUG, "%s: error: row order %d has %lld rows on rank %d, the plan "
-                   "says %lld", r->rt->exe, m, (long long)r->rows[m].count, r->id,
+    return rt_fail(r->rt, RT_BUG, "%s: error: row order %d has %lld rows on %s, the plan "
+                   "says %lld", r->rt->exe, m, (long long)r->rows[m].count, rt_who(r, who),
                    (long long)want);
 }
 
 int rt_tables_make(RtRank *r)
 {
-    Rt *rt = r->rt;
-    const RtProgram *p = rt->program;
-    const RtHeader *h = rt->head;
+    const RtProgram *p = r->program;
+    const RtHeader *h = r->head;
     r->rows = rt_alloc((size_t)h->nrowmaps, sizeof *r->rows);
     r->cols = rt_alloc((size_t)h->ncolumns, sizeof *r->cols);
     r->boxes = rt_alloc((size_t)h->nsteps, sizeof *r->boxes);
     r->shard = rt_alloc((size_t)h->nunits, sizeof *r->shard);
     r->counts = rt_alloc((size_t)h->nunits, sizeof *r->counts);
     r->sequence = rt_alloc((size_t)(h->T / h->sequence * h->microbatches), sizeof *r->sequence);
+    for (int i = 0; i < h->npasses; i++)
+        r->nchunks = p->passes[i].chunk >= r->nchunks ? p->passes[i].chunk + 1 : r->nchunks;
+    size_t pieces = (size_t)r->nchunks * (size_t)h->microbatches;
+    r->forwards = rt_alloc(pieces, sizeof *r->forwards);
+    r->backwards = rt_alloc(pieces, sizeof *r->backwards);
     for (int m = 0; m < h->nrowmaps; m++) {
         rt_rows_make(r, &p->rowmaps[m], &r->rows[m]);
         RT_TRY(check_rows(r, m));
@@ -378,7 +429,8 @@ int rt_tables_make(RtRank *r)
     for (int u = 0; u < h->nunits; u++) {
         const RtUnit *unit = &p->units[u];
         r->shard[u] = rt_axis_coordinate(r, unit->spread & ~RT_DATA, unit->rep, NULL);
-        r->counts[u] = rt_axis_coordinate(r, unit->repl & ~RT_DATA, unit->rep, NULL) == 0;
+        int copy = rt_axis_coordinate(r, unit->repl & ~RT_DATA, unit->rep, NULL);
+        r->counts[u] = unit->counts && copy == 0;
     }
     for (int i = 0; i < h->nsteps; i++) {
         const RtStep *s = &p->steps[i];
@@ -397,7 +449,7 @@ int rt_tables_make(RtRank *r)
 
 void rt_tables_free(RtRank *r)
 {
-    const RtHeader *h = r->rt->head;
+    const RtHeader *h = r->head;
     for (int m = 0; r->rows && m < h->nrowmaps; m++) {
         RtRows *rows = &r->rows[m];
         free(rows->seq);
@@ -409,20 +461,18 @@ void rt_tables_free(RtRank *r)
     }
     for (int c = 0; r->cols && c < h->ncolumns; c++)
         free(r->cols[c].global);
-    for (int i = h->nsteps - 1; r->boxes && i >= 0; i--) {
-        RtBoxes *b = r->boxes[i];
-        for (int k = 0; b && k < i; k++)
-            if (r->boxes[k] == b)
-                b = NULL;               // freed at its first place
-        if (b) {
-            free(b->box);
-            free(b->run);
-            free(b);
-        }
+    while (r->made) {
+        RtBoxes *b = r->made;
+        r->made = b->next;
+        free(b->box);
+        free(b->run);
+        free(b);
     }
     free(r->rows);
     free(r->cols);
     free(r->boxes);
+    free(r->forwards);
+    free(r->backwards);
     free(r->shard);
     free(r->counts);
     free(r->sequence);

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_STEPS = 40, TEXT = 4096 };
+enum { MAX_STEPS = 40, MAX_PASSES = 24, TEXT = 4096 };
 
 typedef struct {
     RtProgram program;              // first: the program is the object
@@ -27,6 +27,8 @@ typedef struct {
     RtSegment segment[8];
     RtColumns columns[8];
     RtRowMap rowmap[1];
+    RtPass pass[MAX_PASSES];
+    int64_t slice[1];
     RtKernelFn kernel[8];
     char text[TEXT];
     int64_t block;
@@ -192,13 +194,49 @@ static void gemm(Hand *h, int phase, const char *name, bool ta, bool tb, int64_t
     s->c = c;
 }
 
+/* Steps of a phase stand together: a pass of each kind runs one phase, or the count. */
+static int first_of(const Hand *h, int phase)
+{
+    int i = 1;
+    while (i < h->head.nsteps && h->step[i].phase < phase)
+        i++;
+    return i;
+}
+
+static void add_pass(Hand *h, int kind, int first, int last, int microbatch)
+{
+    if (h->head.npasses == MAX_PASSES)
+        abort();
+    h->pass[h->head.npasses++] = (RtPass){ .kind = kind, .first = first, .last = last,
+                                           .microbatch = microbatch, .again = microbatch > 0 };
+}
+
+static void add_passes(Hand *h)
+{
+    int at[5];
+    for (int phase = 0; phase < 5; phase++)
+        at[phase] = first_of(h, phase);
+    add_pass(h, RT_PASS_BEGIN, 0, 1, 0);
+    for (int m = 0; m < h->head.microbatches; m++) {
+        add_pass(h, RT_PASS_FORWARD, 1, at[1], m);
+        add_pass(h, RT_PASS_BACKWARD, at[1], at[2], m);
+    }
+    add_pass(h, RT_PASS_SYNC, at[2], at[3], 0);
+    add_pass(h, RT_PASS_OPTIMIZER, at[3], at[4], 0);
+}
+
+static RtRef ref(int64_t offset, int64_t ld)
+{
+    return (RtRef){ .offset = offset, .ld = ld };
+}
+
 RtProgram *handmade(const Make *k)
 {
     Hand *h = aligned_alloc(64, (sizeof *h + 63) / 64 * 64);
     memset(h, 0, sizeof *h);
     RtHeader *d = &h->head;
     h->program = (RtProgram){ d, h->step, h->param, h->unit, h->piece, h->segment, h->columns,
-                              h->rowmap, h->text, h->kernel };
+                              h->rowmap, h->pass, h->slice, h->text, h->kernel };
     RtKernelFn f32[] = { embed_f32, embed_dw_f32, stat_f32, ce_f32, norm_f32, update_f32 };
     RtKernelFn f64[] = { embed_f64, embed_dw_f64, stat_f64, ce_f64, norm_f64, update_f64 };
     memcpy(h->kernel, k->is_double ? f64 : f32, sizeof f32);
@@ -206,7 +244,8 @@ RtProgram *handmade(const Make *k)
     int64_t H = k->hidden, V = (k->vocab + k->y - 1) / k->y * k->y, part = V / k->y;
     *d = (RtHeader){
         .version = RT_VERSION, .header_bytes = sizeof *d, .step_bytes = sizeof(RtStep),
-        .real_bytes = k->is_double ? 8 : 4, .data = k->data, .x = k->x, .y = k->y, .z = k->z,
+        .real_bytes = k->is_double ? 8 : 4, .nstages = 1, .nslices = 1,
+        .data = k->data, .x = k->x, .y = k->y, .z = k->z,
         .zero = k->zero, .workers = k->workers, .balanced = k->balanced,
         .microbatches = passes, .batch = k->batch, .sequence = k->sequence,
         .T = k->batch / k->data / passes * k->sequence, .vocab = k->vocab,
@@ -229,7 +268,8 @@ RtProgram *handmade(const Make *k)
     d->train.clip = 0.2;
     d->train.seed = 7;
     int64_t rows = h->rows = d->T / n;
-    h->rowmap[0] = (RtRowMap){ RT_X | RT_Z, 0, 0, 0, rows };
+    h->rowmap[0] = (RtRowMap){ .axes = RT_X | RT_Z, .nslices = 1, .count = rows };
+    h->slice[0] = k->sequence;
 
     /* parameters: table, matrix, vector */
     h->param[0] = (RtParam){ .name = text(h, "wte.weight"), .kind = 1, .decay = 1,
@@ -251,12 +291,12 @@ RtProgram *handmade(const Make *k)
     h->piece[2] = (RtPiece){ 2, 1, 0, 2 * H, 0 };
     int spread = RT_X | RT_Z;
     int64_t e_shard = (part * H + n - 1) / n, w_shard = e_shard, v_shard = 2 * H;
-    h->unit[0] = (RtUnit){ .rows = 0, .first_piece = 0, .npieces = 1, .spread = spread,
+    h->unit[0] = (RtUnit){ .rows = 0, .first_piece = 0, .npieces = 1, .counts = 1, .spread = spread,
                            .brows = part, .bcols = H, .shard = e_shard, .offset = 0 };
     h->unit[1] = (RtUnit){ .rows = 1, .col_axis = RT_YK, .first_piece = 1, .npieces = 1,
-                           .spread = spread, .brows = H, .bcols = part, .shard = w_shard,
-                           .offset = e_shard };
-    h->unit[2] = (RtUnit){ .rows = 2, .first_piece = 2, .npieces = 1,
+                           .counts = 1, .spread = spread, .brows = H, .bcols = part,
+                           .shard = w_shard, .offset = e_shard };
+    h->unit[2] = (RtUnit){ .rows = 2, .first_piece = 2, .npieces = 1, .counts = 1,
                            .repl = RT_X | RT_YK | RT_Z, .brows = 1, .bcols = 2 * H,
                            .shard = v_shard, .offset = e_shard + w_shard };
     d->flat = e_shard + w_shard + v_shard;
@@ -266,6 +306,7 @@ RtProgram *handmade(const Make *k)
     d->grads_offset = place(h, d->flat_pad);
     d->m_offset = place(h, state);
     d->v_offset = place(h, state);
+    d->master_offset = -1;
 
     /* buffers */
     int64_t real = d->real_bytes;
@@ -287,8 +328,8 @@ RtProgram *handmade(const Make *k)
     s->ids = RT_IDS_TOKENS;
     s->unit = 0;
     coll(h, RT_ALL_REDUCE, 0, "wte: X over y", RT_YK | RT_YR, X, X, rows * H);
-    gemm(h, 0, "head: X W", false, false, rows, part, H, (RtRef){ X, H }, (RtRef){ W, part },
-         (RtRef){ L, part });
+    gemm(h, 0, "head: X W", false, false, rows, part, H, ref(X, H), ref(W, part),
+         ref(L, part));
     s = kernel(h, K_STAT, 0, "loss: statistics", rows, L, S);
     s->ids = RT_IDS_TARGETS;
     s->colmap = 3;
@@ -298,12 +339,12 @@ RtProgram *handmade(const Make *k)
     s = kernel(h, K_CE, 1, "loss", rows, L, S);
     s->ids = RT_IDS_TARGETS;
     s->colmap = 3;
-    gemm(h, 1, "head: dW", true, false, H, part, rows, (RtRef){ X, H }, (RtRef){ L, part },
-         (RtRef){ dW, part });
+    gemm(h, 1, "head: dW", true, false, H, part, rows, ref(X, H), ref(L, part),
+         ref(dW, part));
     s = coll(h, RT_REDUCE_SCATTER, 1, "head: dW over x z", spread, dW, gW, w_shard);
     s->accumulate_later = 1;
-    gemm(h, 1, "head: dX", false, true, rows, H, part, (RtRef){ L, part }, (RtRef){ W, part },
-         (RtRef){ dX, H });
+    gemm(h, 1, "head: dX", false, true, rows, H, part, ref(L, part), ref(W, part),
+         ref(dX, H));
     coll(h, RT_ALL_REDUCE, 1, "head: dX over y", RT_YK | RT_YR, dX, dX, rows * H);
     coll(h, RT_ZERO, 1, "wte: clear dE", 0, dE, dE, e_shard * n);
     s = kernel(h, K_EMBED_DW, 1, "wte: dE", H, dX, dE);
@@ -322,6 +363,7 @@ RtProgram *handmade(const Make *k)
     if (k->zero)
         coll(h, RT_ALL_GATHER, 3, "parameters over data", RT_DATA, d->params_offset,
              d->params_offset, slice);
+    add_passes(h);
     d->block_bytes = h->block;
     return &h->program;
 }

@@ -260,7 +260,14 @@ Test(runtime, gemm_of_odd_shapes)
 /* ---- collectives --------------------------------------------------------- */
 
 /* A program of one collective; ranks fill their block with their own numbers. */
-typedef struct { RtHeader head; RtStep step[4]; RtProgram p; char text[64]; } Tiny;
+typedef struct {
+    RtHeader head;
+    RtStep step[4];
+    RtPass pass[3];
+    int64_t slice;
+    RtProgram p;
+    char text[64];
+} Tiny;
 
 static void tiny(Tiny *t, int x, int workers, int64_t block)
 {
@@ -270,17 +277,30 @@ static void tiny(Tiny *t, int x, int workers, int64_t block)
     t->head = (RtHeader){ .version = RT_VERSION, .header_bytes = sizeof t->head,
                           .step_bytes = sizeof(RtStep), .real_bytes = 4, .data = 1, .x = x,
                           .y = 1, .z = 1, .workers = workers, .microbatches = 1, .batch = x,
-                          .sequence = 1, .T = x, .vocab = 9, .block_bytes = block };
+                          .sequence = 1, .T = x, .vocab = 9, .block_bytes = block, .nstages = 1,
+                          .npasses = 1, .nslices = 1, .master_offset = -1 };
     t->head.train.data = t->head.train.data_dir = t->head.train.format = -1;
     t->head.train.order = t->head.train.weights = t->head.train.log = -1;
     t->head.train.steps = 1;
     for (int i = 0; i < 4; i++)
         t->step[i] = (RtStep){ .name = 1, .source = 20, .axes = RT_X, .kernel = -1,
                                .rowmap = -1, .rowmap_k = -1, .colmap = -1 };
-    t->p = (RtProgram){ .head = &t->head, .steps = t->step, .text = t->text };
+    t->slice = 1;
+    t->p = (RtProgram){ .head = &t->head, .steps = t->step, .text = t->text,
+                        .passes = t->pass, .slices = &t->slice };
 }
 
-static int32_t nine_tokens[64];
+/* One forward of all steps; of each microbatch where there are several. */
+static int tiny_run(Tiny *t)
+{
+    static int32_t tokens[64];
+    t->head.npasses = t->head.microbatches;
+    for (int i = 0; i < t->head.npasses; i++)
+        t->pass[i] = (RtPass){ .kind = RT_PASS_FORWARD, .last = t->head.nsteps, .microbatch = i,
+                               .again = i > 0 };
+    return run(&t->p, (RtOptions){ .steps = 1, .fixed_tokens = tokens, .fixed_ntokens = 64 });
+}
+
 static atomic_int filled, checked;
 static int check_p, check_n, check_kind;
 
@@ -350,8 +370,7 @@ static void one_collective(int kind, int p, int workers, int n)
     check_p = p, check_n = n, check_kind = kind;
     atomic_store(&filled, 0);
     atomic_store(&checked, 0);
-    cr_assert_eq(run(&t.p, (RtOptions){ .steps = 1, .fixed_tokens = nine_tokens,
-                                        .fixed_ntokens = 64 }), 0, "%s", said);
+    cr_assert_eq(tiny_run(&t), 0, "%s", said);
     cr_assert_eq(atomic_load(&checked), p);
 }
 
@@ -378,7 +397,12 @@ static void plain(Plain *p, const RtHeader *h, const RtProgram *program)
     memset(p, 0, sizeof *p);
     p->head = *h;
     p->rt.head = &p->head;
-    p->rt.program = program;
+    static int64_t whole;
+    static RtProgram none;
+    whole = h->sequence;
+    none = (RtProgram){ .head = &p->head, .slices = &whole };
+    p->head.nstages = 1;
+    p->rt.program = program ? program : &none;
     p->rt.exe = "test";
     p->rt.nranks = h->data * h->x * h->y * h->z;
     p->rt.real = 4;
@@ -386,8 +410,7 @@ static void plain(Plain *p, const RtHeader *h, const RtProgram *program)
     pthread_mutex_init(&p->rt.fault_lock, NULL);
     p->rank = rt_alloc((size_t)p->rt.nranks, sizeof *p->rank);
     for (int i = 0; i < p->rt.nranks; i++)
-        p->rank[i] = (RtRank){ .rt = &p->rt, .id = i, .z = i % h->z, .y = i / h->z % h->y,
-                               .x = i / h->z / h->y % h->x, .d = i / h->z / h->y / h->x };
+        p->rank[i] = rt_place(&p->rt, i);
     p->rt.rank = p->rank;
 }
 
@@ -396,7 +419,7 @@ enum { A2A_W = 24 };
 /* A: element (global row g, column c) holds g*100 + c. Checks layout `axes`. */
 static void a2a_expect(const RtRank *r, const float *m, int axes, const RtCols *cols, bool write)
 {
-    int64_t n, first = rt_rows_first(r, axes, &n);
+    int64_t n, first = rt_rows_first(r, axes, 0, &n);
     for (int64_t i = 0; i < n; i++)
         for (int64_t c = 0; c < cols->n; c++) {
             float v = (float)((first + i) * 100 + cols->global[c]);
@@ -418,8 +441,9 @@ static void a2a_mesh(int x, int y, int z, int rep)
                          .columns_src = 1, .columns_dst = 0 } };
     RtHeader h = { .data = 1, .x = x, .y = y, .z = z, .T = x * y * z * 2,
                    .sequence = x * y * z * 2, .nsteps = 2, .ncolumns = 2, .workers = 1,
-                   .microbatches = 1, .real_bytes = 4 };
-    RtProgram prog = { .head = &h, .steps = step, .segments = seg, .columns = col, .text = "" };
+                   .microbatches = 1, .real_bytes = 4, .nstages = 1, .nslices = 1 };
+    RtProgram prog = { .head = &h, .steps = step, .segments = seg, .columns = col, .text = "",
+                       .slices = &h.sequence };
     Plain p;
     plain(&p, &h, &prog);
     rt_groups_make(&p.rt);
@@ -436,7 +460,7 @@ static void a2a_mesh(int x, int y, int z, int rep)
         for (int i = 0; i < n; i++) {       // what the threads do, one rank after another
             RtRank *r = &p.rank[i];
             const RtBoxes *boxes = r->boxes[s];
-            const RtSeat *seat = &r->seat[p.rt.step_kind[s]];
+            const RtSeat *seat = &r->seat[p.rt.step_kind[0][s]];
             float *dst = s ? a[i] : b[i];
             int64_t sld, dld = r->cols[1 - s].n;
             if (s && i == 0)
@@ -519,14 +543,13 @@ Test(runtime, a2a_heads_and_tokens)
             t.step[i].a2a = i == 1 ? RT_A2A_HEADS : RT_A2A_TOKENS;
             t.step[i].rows = i == 1 ? 3 : 3 * p;
             t.step[i].cols = i == 1 ? 2 * p : 2;
-            t.step[i].a = (RtRef){ i == 1 ? 0 : 4096, i == 1 ? 2 * p : 2 };
-            t.step[i].c = (RtRef){ i == 1 ? 4096 : 8192, i == 1 ? 2 : 2 * p };
+            t.step[i].a = (RtRef){ .offset = i == 1 ? 0 : 4096, .ld = i == 1 ? 2 * p : 2 };
+            t.step[i].c = (RtRef){ .offset = i == 1 ? 4096 : 8192, .ld = i == 1 ? 2 : 2 * p };
         }
         check_p = p;
         atomic_store(&filled, 0);
         atomic_store(&checked, 0);
-        cr_assert_eq(run(&t.p, (RtOptions){ .steps = 1, .fixed_tokens = nine_tokens,
-                                            .fixed_ntokens = 64 }), 0, "%s", said);
+        cr_assert_eq(tiny_run(&t), 0, "%s", said);
         cr_assert_eq(atomic_load(&checked), p);
     }
 }
@@ -605,8 +628,7 @@ Test(runtime, merges)
         memcpy(t.step[1].stat, (uint8_t[]){ 0, 2, 1, 3 }, 4);
         check_p = 3;
         atomic_store(&checked, 0);
-        cr_assert_eq(run(&t.p, (RtOptions){ .steps = 1, .fixed_tokens = nine_tokens,
-                                            .fixed_ntokens = 64 }), 0, "%s", said);
+        cr_assert_eq(tiny_run(&t), 0, "%s", said);
         cr_assert_eq(atomic_load(&checked), 3);
     }
 }
@@ -656,11 +678,10 @@ Test(runtime, column_sums_and_copies)
         t.step[2].kind = RT_COPY;
         t.step[2].rows = 2;
         t.step[2].cols = 3;
-        t.step[2].a = (RtRef){ 1024, 3 };
-        t.step[2].c = (RtRef){ 2048, 10 };
+        t.step[2].a = (RtRef){ .offset = 1024, .ld = 3 };
+        t.step[2].c = (RtRef){ .offset = 2048, .ld = 10 };
         atomic_store(&checked, 0);
-        cr_assert_eq(run(&t.p, (RtOptions){ .steps = 1, .fixed_tokens = nine_tokens,
-                                            .fixed_ntokens = 64 }), 0, "%s", said);
+        cr_assert_eq(tiny_run(&t), 0, "%s", said);
         cr_assert_eq(atomic_load(&checked), 3);
     }
 }
@@ -669,10 +690,22 @@ Test(runtime, column_sums_and_copies)
 
 static RtRows rows_of(Plain *p, int rank, int axes, int64_t chunk, int64_t chunk_i)
 {
-    RtRowMap map = { axes, 0, chunk, chunk_i, 0 };
+    RtRowMap map = { axes, 0, 1, 0, chunk, chunk_i, 0 };
     RtRows rows;
     rt_rows_make(&p->rank[rank], &map, &rows);
     return rows;
+}
+
+/* Fills the global tokens as a pass of the microbatch does. */
+static void rows_fill(RtRank *r, RtRows *rows, int microbatch)
+{
+    static RtHeader one;
+    one = *r->head;
+    one.nrowmaps = 1;
+    r->head = &one;
+    r->rows = rows;
+    RtPass pass = { .microbatch = microbatch, .slice = rows->last };
+    cr_assert_eq(rt_data_fill(r, &pass), 0);
 }
 
 static void rows_free(RtRows *r)
@@ -731,12 +764,13 @@ Test(runtime, balanced_rows_by_hand)
     Plain p;
     plain(&p, &h, NULL);
     RtRows r = rows_of(&p, 2, RT_X, 0, 0);      // replica 1, x = 0: chunks 0 and 3 of 2
+    rows_fill(&p.rank[2], &r, 1);
     static const int seq[] = { 0, 0, 0, 0, 1, 1, 1, 1 }, pos[] = { 0, 1, 6, 7, 0, 1, 6, 7 };
     cr_assert_eq(r.count, 8);
     cr_assert_eq(r.nruns, 4);
     for (int i = 0; i < 8; i++) {
         cr_assert(r.seq[i] == seq[i] && r.pos[i] == pos[i]);
-        cr_assert_eq(r.token[i], (6 + seq[i]) * 8 + pos[i]);
+        cr_assert_eq(r.token[i], (6 + 2 + seq[i]) * 8 + pos[i]);
     }
     rows_free(&r);
     r = rows_of(&p, 1, RT_X, 0, 0);
@@ -768,7 +802,7 @@ Test(runtime, columns)
     RtHeader h = { .data = 1, .x = 1, .y = 4, .z = 3 };
     RtSegment seg[] = { { 0, 12, 1, 0 }, { 12, 6, 2, 0 }, { 100, 9, 1, 0 } };
     RtColumns by_y = { 0, 2, RT_YK, 0 }, by_z = { 2, 1, RT_Z, 0 }, whole = { 1, 1, 0, 0 };
-    RtProgram prog = { .head = &h, .segments = seg, .text = "" };
+    RtProgram prog = { .head = &h, .segments = seg, .text = "", .slices = &h.sequence };
     Plain p;
     RtCols c;
     plain(&p, &h, &prog);
@@ -830,7 +864,7 @@ static RtHeader data_head(void)
 {
     return (RtHeader){ .data = 2, .x = 1, .y = 1, .z = 1, .T = 8, .sequence = 4, .batch = 4,
                        .microbatches = 1, .vocab = 70000, .token_limit = 70000, .ignore = -1,
-                       .nrowmaps = 1 };
+                       .nrowmaps = 1, .nstages = 1, .nslices = 1 };
 }
 
 static void expect_fault(Plain *p, const char *part)
@@ -842,7 +876,7 @@ static void expect_fault(Plain *p, const char *part)
 Test(runtime, data_formats)
 {
     RtHeader h = data_head();
-    RtProgram prog = { .head = &h, .text = "" };
+    RtProgram prog = { .head = &h, .text = "", .slices = &h.sequence };
     Plain p;
     plain(&p, &h, &prog);
     uint16_t u16[512 + 20] = { 0 };
@@ -902,7 +936,7 @@ Test(runtime, data_formats)
 /* Tokens and targets of the rows of both replicas, by the formula of the language. */
 static void expect_step(Plain *p, int64_t step, int64_t nseq, const int64_t *order)
 {
-    RtRowMap map = { 0, 0, 0, 0, 8 };
+    RtRowMap map = { .nslices = 1, .count = 8 };
     for (int d = 0; d < 2; d++) {
         RtRank *r = &p->rank[d];
         RtRows rows;
@@ -913,7 +947,7 @@ static void expect_step(Plain *p, int64_t step, int64_t nseq, const int64_t *ord
         r->sequence = calloc(2, sizeof *r->sequence);
         r->now = (RtNow){ .step = step };
         cr_assert_eq(rt_data_step(r, step), 0);
-        cr_assert_eq(rt_data_fill(r), 0, "%s", p->rt.fault);
+        cr_assert_eq(rt_data_fill(r, &(RtPass){ 0 }), 0, "%s", p->rt.fault);
         for (int i = 0; i < 8; i++) {
             int64_t seq = (step * 4 + d * 2 + i / 4) % nseq;
             int64_t at = (order ? order[seq] : seq) * 4 + i % 4;
@@ -931,7 +965,7 @@ static void expect_step(Plain *p, int64_t step, int64_t nseq, const int64_t *ord
 Test(runtime, data_order_over_files)
 {
     RtHeader h = data_head();
-    RtProgram prog = { .head = &h, .text = "" };
+    RtProgram prog = { .head = &h, .text = "", .slices = &h.sequence };
     Plain p;
     plain(&p, &h, &prog);
     unsigned char all[91];
@@ -967,14 +1001,14 @@ Test(runtime, data_order_over_files)
     p.head.token_limit = 80;
     open_data(&p, in_folder("t*.txt"), "auto", "");
     cr_assert_eq(rt_data_open(&p.rt), 0);
-    RtRowMap map = { 0, 0, 0, 0, 8 };
+    RtRowMap map = { .nslices = 1, .count = 8 };
     RtRows rows;
     rt_rows_make(&p.rank[0], &map, &rows);
     rows.tokens = calloc(8, sizeof *rows.tokens);
     p.rank[0].rows = &rows;
     p.rank[0].sequence = calloc(2, sizeof(int64_t));
     rt_data_step(&p.rank[0], 5);                        // sequences 20, 21
-    cr_assert_eq(rt_data_fill(&p.rank[0]), RT_USER);
+    cr_assert_eq(rt_data_fill(&p.rank[0], &(RtPass){ 0 }), RT_USER);
     expect_fault(&p, "t4.txt: error: token 80 at byte 23 (token 23 of the file) is not below 80 "
                      "[token-range]");
     free(rows.tokens);
@@ -1152,8 +1186,7 @@ Test(runtime, a_missing_member_ends_the_run)
     atomic_store(&checked, 0);
     setenv("RT_TIMEOUT", "0.4", 1);
     pthread_create(&thread, NULL, release_later, NULL);
-    cr_assert_eq(run(&t.p, (RtOptions){ .steps = 1, .fixed_tokens = nine_tokens,
-                                        .fixed_ntokens = 64 }), RT_WORLD);
+    cr_assert_eq(tiny_run(&t), RT_WORLD);
     pthread_join(thread, NULL);
     cr_assert_not_null(strstr(said, " waited 0.4 s in all_reduce 'a tiny step' (tiny.tcube:3:4, "
                                     "step 1) for rank "), "%s", said);
