@@ -165,6 +165,7 @@ static bool joinable(const Part *q, OpId d, char home, const Op *o)
     return is_row_op(&p->ops.at[d]) && !q->info[d].floating && !is_cut(q, &p->ops.at[d]) &&
            q->spot[p->ops.at[d].out[0]].home == home &&
            q->info[d].region == q->info[o - p->ops.at].region &&
+           q->block[d] == q->block[o - p->ops.at] &&
            p->ops.at[d].phase == o->phase;
 }
 
@@ -193,6 +194,7 @@ static bool groups_fit(const RowGroup *a, const RowGroup *b)
 {
     Shape s;
     return a->home == b->home && a->phase == b->phase && a->region == b->region &&
+           a->block == b->block &&
            a->level == b->level && unify(group_shape(a), group_shape(b), &s) && ends_fit(a, b);
 }
 
@@ -264,7 +266,8 @@ static void place_op(Part *q, OpId i, int base)
     if (mine == NONE) {
         ends.n = 0;
         ends_add(q, o, NONE, &ends, MAX_ENDS);
-        RowGroup g = { .home = home, .phase = o->phase, .region = f->region, .width = s.width,
+        RowGroup g = { .home = home, .phase = o->phase, .region = f->region,
+                       .block = q->block[i], .width = s.width,
                        .parts = s.parts, .narrow = s.narrow, .level = f->level,
                        .joined = NONE };
         mine = q->clusters.n;
@@ -337,7 +340,7 @@ static void decide_stored(Part *q)
         Leaves *l = &leaves[t];
         l->ops = 1;
         if (op_class[o->kind] == C_RED) {
-            s->stored = other_kind || crosses || converts || is_cut(q, o);
+            s->stored = other_kind || crosses || converts || s->crosses || is_cut(q, o);
             continue;
         }
         for (int j = 0; j < o->nin; j++) {
@@ -355,7 +358,7 @@ static void decide_stored(Part *q)
                 leaf_add(l, leaves[a].leaf[k]);
         }
         bool again = l->ops <= MAX_INLINE && (l->n <= 1 || q->info[i].floating);
-        s->stored = other_kind || converts || (crosses && !again);
+        s->stored = other_kind || converts || s->crosses || (crosses && !again);
         if (s->stored && q->info[i].floating) {     // needs a kernel after all
             q->info[i].floating = false;
             place_op(q, i, q->info[i].level);

@@ -96,8 +96,8 @@ static int32_t kernel(Emit *m, KernelSpec s, const char *name, const char *tail,
         text_add(&key, " %" PRId64, s.ld[i]);
     text_add(&key, " h%" PRId64 "/%" PRId64 " d%" PRId64 " q%" PRId64 " %d w%" PRId64, s.heads,
              s.kv_heads, s.hd, s.nseq, s.causal, s.window);
-    text_add(&key, " s%.17g %.17g t%.17g %" PRId64 " %d%d %s", s.scale, s.softcap, s.theta,
-             s.rotary, s.interleaved, s.inverse, more ? more : "");
+    text_add(&key, " s%.17g %.17g t%.17g %" PRId64 " %d%d%d %s", s.scale, s.softcap, s.theta,
+             s.rotary, s.interleaved, s.inverse, s.accumulate, more ? more : "");
     s.key = key.at;
     int at = map_get(m->keys, s.key);
     if (at >= 0)
@@ -186,7 +186,7 @@ static void attention_step(Emit *m, RtStep *s, const Inst *n)
     KernelSpec spec = { .kind = back ? K_ATTN_DX : K_ATTN, .heads = q->cols / hd,
         .kv_heads = k->cols / hd, .hd = hd, .nseq = m->p->is.microbatch, .causal = f->causal,
         .window = f->window < m->p->is.sequence ? f->window : 0,    // a longer one is none
-        .scale = f->scale, .softcap = f->softcap };
+        .scale = f->scale, .softcap = f->softcap, .accumulate = n->accumulate };
     ld_of(m, &spec, n);
     in_out_args(m, s, n);
     s->kind = RT_KERNEL;
@@ -197,7 +197,11 @@ static void attention_step(Emit *m, RtStep *s, const Inst *n)
         s->items_per_run = spec.heads;
     s->rowmap = n->rowmap;
     s->rowmap_k = n->rowmap_k;
-    double pairs = (double)q->rows * (double)m->p->is.sequence * (f->causal ? 0.5 : 1);
+    int slice = m->p->rowmaps.at[n->rowmap].first;
+    double before = 0, mine = (double)m->p->is.slice[slice];
+    for (int i = 0; i < slice; i++)
+        before += (double)m->p->is.slice[i];
+    double pairs = (double)q->rows * (before + mine * (f->causal ? 0.5 : 1));
     s->flops = (back ? 10 : 4) * pairs * (double)q->cols;
 }
 

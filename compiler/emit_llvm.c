@@ -101,8 +101,17 @@ static void module_open(L *l, const char *name)
 
 /* ---- the module -------------------------------------------------------------- */
 
+/* Bit i: argument i may be bf16. */
+static const uint32_t can_be_bf16[K_KINDS] = {
+    [K_ATTN] = 0xf, [K_ATTN_DX] = 0x6f,     // not lse, dk, dv
+    [K_ROPE] = 3, [K_EMBED] = 3, [K_EMBED_DW] = 3, [K_CE_STAT] = 1, [K_CE] = 1, [K_NORM] = 1,
+    [K_ADAMW] = 0xf, [K_SGD] = 7,
+};
+
 static void emit_one(L *l, const KernelSpec *s)
 {
+    if (s->bf16 & ~can_be_bf16[s->kind] || (s->is_double && (s->bf16 || s->copy)))
+        bug("kernel %s: arguments %#x in bf16", s->name, (unsigned)s->bf16);
     switch (s->kind) {
     case K_ROWS:       emit_rows(l, s); break;
     case K_ATTN:       emit_attn(l, s); break;

@@ -365,14 +365,13 @@ static Val lse_at(Attn *a, Val row, Val h)
     return l_real_at(a->l, a->l->arg[4], l_iadd(a->l, l_imulc(a->l, row, ld), h));
 }
 
-/* real_args: bits of the arguments that cannot be bf16; out: the one that unpack writes. */
-static Attn *attn_open(L *l, const KernelSpec *s, int nargs, uint32_t real_args, int out)
+/* out: the argument that unpack writes. */
+static Attn *attn_open(L *l, const KernelSpec *s, int nargs, int out)
 {
     l_kernel(l, s, nargs);
     Attn *a = NEW(Attn);
     *a = (Attn){ .l = l, .s = s, .bq = 64, .bk = 64, .hd = s->hd,
                  .ordered = s->causal || s->window > 0, .none = s->is_double ? -1e300 : -1e30 };
-    if (s->bf16 & real_args) bug("kernel %s: bf16 %#x", s->name, (unsigned)s->bf16);
     if (s->heads < s->kv_heads) bug("kernel %s: fewer heads than kv_heads", s->name);
     while (3 * a->hd * a->bq * l->size > 400 << 10 && a->bq > l->lanes) a->bq /= 2;
     a->line = a->bq + 64 / l->size;
@@ -504,7 +503,7 @@ static void forward_results(Attn *a, Forward *f, const Span *q)
 /* Item = run of queries * heads + head. */
 void emit_attn(L *l, const KernelSpec *s)
 {
-    Attn *a = attn_open(l, s, 5, 1u << A_LSE, A_O);
+    Attn *a = attn_open(l, s, 5, A_O);
     make_mix(a, TILE_SCALE);
     int64_t wide = a->hd * a->line;
     Forward f = { .qt = l_stack(l, wide, "v_qt"), .ot = l_stack(l, wide, "v_ot"),
@@ -699,8 +698,7 @@ static Backward backward_arrays(Attn *a)
 /* Item = sequence * kv_heads + kv_head; its query heads one after another. */
 void emit_attn_dx(L *l, const KernelSpec *s)
 {
-    uint32_t real_args = 1u << A_LSE | 1u << A_DK | 1u << A_DV;
-    Attn *a = attn_open(l, s, 9, real_args, A_DQ);
+    Attn *a = attn_open(l, s, 9, A_DQ);
     make_mix(a, TILE_ADD);
     make_outer(a);
     Backward b = backward_arrays(a);

@@ -11,6 +11,7 @@
  *                                  +--all-to-all-->  the other layout
  */
 #include "partition.h"
+#include "predict.h"
 
 Axes canon(const Plan *p, Axes a, int rep)
 {
@@ -38,27 +39,43 @@ int64_t rows_of(Part *q, Axes rows)
     const Plan *p = q->p;
     if (q->in_chunk)
         return q->chunk / (rows & AX_Z ? p->is.z : 1);
-    return p->is.T / axes_size(p, rows, 1);
+    return q->T / axes_size(p, rows, 1);
 }
 
-int rowmap_of(Part *q, Axes rows)
+static int rowmap_add(Plan *p, RowMap m)
 {
-    Plan *p = q->p;
-    RowMap m = { rows, 0, 1, q->in_chunk ? q->chunk : 0, q->in_chunk ? q->ichunk : 0,
-                 rows_of(q, rows) };
     for (int i = 0; i < p->rowmaps.n; i++) {
         const RowMap *o = &p->rowmaps.at[i];
-        if (o->axes == m.axes && o->chunk == m.chunk && o->chunk_i == m.chunk_i)
+        if (o->axes == m.axes && o->chunk == m.chunk && o->chunk_i == m.chunk_i &&
+            o->first == m.first && o->nslices == m.nslices)
             return i;
     }
     vec_add(&p->rowmaps, m);
     return p->rowmaps.n - 1;
 }
 
+int rowmap_of(Part *q, Axes rows)
+{
+    return rowmap_add(q->p, (RowMap){ rows, q->slice, 1, q->in_chunk ? q->chunk : 0,
+                                      q->in_chunk ? q->ichunk : 0, rows_of(q, rows) });
+}
+
+int rowmap_upto(Part *q, Axes rows)
+{
+    const Plan *p = q->p;
+    int64_t n = 0;
+    for (int i = 0; i <= q->slice; i++)
+        n += p->is.slice[i];
+    return rowmap_add(q->p, (RowMap){ rows, 0, q->slice + 1, 0, 0,
+                                      n * p->is.microbatch / axes_size(p, rows, 1) });
+}
+
 static BufferId buffer_new(Part *q, const char *name, BufClass class, DType d, int64_t n)
 {
     if (q->in_chunk && class >= BUF_ACTIVATION)
         class = BUF_LOGITS;
+    if (q->again && class == BUF_ACTIVATION && q->phase == PHASE_BACKWARD)
+        class = BUF_WORK;
     Buffer b = { .name = name, .class = class, .dtype = d, .elements = n, .first = -1,
                  .last = -1 };
     vec_add(&q->p->buffers, b);
@@ -311,6 +328,7 @@ ValueId value_in(Part *q, TensorId t, char home)
     i->coll = COLL_ALL_TO_ALL;
     i->a2a = home == 'B' ? A2A_AB : A2A_BA;
     i->axes = canon(p, AX_YK | AX_Z, 1);
+    i->slice = q->slice;
     i->reason = str_fmt("`%s` is in layout %c and meets an operand in %c: rows are exchanged for "
                         "columns", p->tensors.at[t].name, from, home);
     inst_in(i, v);
@@ -344,6 +362,28 @@ ValueId gathered(Part *q, TensorId t, char home)
     return dst;
 }
 
+/* ---- once a step ------------------------------------------------------------------- */
+
+static void swap_lists(Plan *p)
+{
+    char keep[sizeof p->insts];
+    memcpy(keep, &p->insts, sizeof keep);
+    memcpy(&p->insts, &p->front, sizeof keep);
+    memcpy(&p->front, keep, sizeof keep);
+}
+
+void front(Part *q)
+{
+    swap_lists(q->p);
+    q->phase = PHASE_FORWARD;
+}
+
+void front_end(Part *q, Phase phase)
+{
+    swap_lists(q->p);
+    q->phase = phase;
+}
+
 /* ---- parameters -------------------------------------------------------------------- */
 
 ValueId weight(Part *q, UnitId u)
@@ -356,6 +396,10 @@ ValueId weight(Part *q, UnitId u)
         (p->is.keep_weights || (q->unit_phase[u] == q->phase && q->unit_turn[u] == q->turn));
     if (fresh)
         return q->unit_whole[u];
+    bool once = p->is.keep_weights && !q->whole;        // for all passes of the step
+    Phase phase = q->phase;
+    if (once)
+        front(q);
     Value v = { .tensor = NONE, .rows = n->brows, .cols = n->bcols, .ld = n->bcols, .unit = u,
                 .whole = true, .rowmap = NONE, .layout = { .rep = 1 }, .gathered = true };
     v.buffer = buffer_new(q, str_fmt("%s, gathered", n->name), BUF_GATHERED, D_REAL,
@@ -365,6 +409,8 @@ ValueId weight(Part *q, UnitId u)
          str_fmt("%s: all-gather over %s", n->name, axes_word(n->spread, n->rep)),
          str_fmt("the block of `%s` is spread over %s", n->name, axes_word(n->spread, n->rep)));
     p->insts.at[p->insts.n - 1].loc = n->loc;
+    if (once)
+        front_end(q, phase);
     q->unit_whole[u] = dst;
     q->unit_phase[u] = q->phase;
     q->unit_turn[u] = q->turn;
@@ -394,7 +440,7 @@ ValueId weight_grad(Part *q, UnitId u, bool *first)
     Plan *p = q->p;
     ParamUnit *n = &p->units.at[u];
     UnitGrad *g = &q->grad[u];
-    *first = g->done == 0;
+    *first = n->spread == 0 ? !g->begun : g->done == 0;
     if (n->spread == 0)
         return n->g;
     if (g->whole == NONE) {
@@ -413,12 +459,17 @@ void weight_grad_done(Part *q, UnitId u, OpId op)
     Plan *p = q->p;
     ParamUnit *n = &p->units.at[u];
     UnitGrad *g = &q->grad[u];
-    if (++g->done < g->ncontrib || n->spread == 0)
+    g->done++;
+    if (n->spread == 0)
+        g->begun = true;
+    if (g->done < g->ncontrib || n->spread == 0)
         return;
     coll(q, COLL_REDUCE_SCATTER, n->spread, n->rep, g->whole, n->g, op,
          str_fmt("gradient, reduce-scatter over %s", axes_word(n->spread, n->rep)),
          str_fmt("each rank of %s saw other tokens or heads; the block of `%s` is spread over it",
                  axes_word(n->spread, n->rep), n->name));
+    p->insts.at[p->insts.n - 1].accumulate = g->begun;
+    g->begun = true;
 }
 
 /* ---- program order -------------------------------------------------------------------- */
@@ -461,20 +512,20 @@ static void find_concats(Part *q)
             Spot *s = &q->spot[o->in[j]];
             OpId d = p->tensors.at[o->in[j]].def;
             if (s->nuses != 1 || s->home != q->spot[o->out[0]].home || d == NONE ||
-                q->info[d].region)
+                q->info[d].region || q->block[d] != q->block[i])
                 continue;
             const Op *m = &p->ops.at[d];
             bool writes = m->kind == OP_ROPE || (op_class[m->kind] == C_ROW && s->stored) ||
                 (m->kind == OP_ATTN_DX &&
-                 (p->is.attention == ATT_LOCAL || (o->in[j] == m->out[0] &&
-                                                   p->is.attention == ATT_GATHER)));
+                 ((p->is.attention == ATT_LOCAL && p->is.nslices == 1) ||
+                  (o->in[j] == m->out[0] && p->is.attention != ATT_EXCHANGE)));
             if (writes && p->tensors.at[o->in[j]].width > 1)
                 s->concat = i;
         }
     }
 }
 
-static void count_contributions(Part *q)
+static void begin_gradients(Part *q)
 {
     Plan *p = q->p;
     for (int i = 0; i < p->units.n; i++) {
@@ -482,8 +533,37 @@ static void count_contributions(Part *q)
         q->grad[i].first = NEWN(bool, p->units.at[i].npieces);
         q->unit_whole[i] = NONE;
     }
+}
+
+/* Does the operator stand in the function being lowered? */
+static bool is_here(const Part *q, OpId i, Phase phase)
+{
+    const Op *o = &q->p->ops.at[i];
+    int s = q->chunk_now * q->p->is.stages + q->p->stage;
+    bool forward = o->phase == PHASE_FORWARD || q->info[i].region;
+    return q->section[i] == s && forward == (phase == PHASE_FORWARD);
+}
+
+/* Shares of the units' gradients that the function's operators add. With one function
+ * each way those of both are one sum. */
+static void count_contributions(Part *q, Phase phase)
+{
+    Plan *p = q->p;
+    if (q->whole && phase == PHASE_BACKWARD)
+        return;
+    for (int i = 0; i < p->units.n; i++) {
+        UnitGrad *g = &q->grad[i];
+        g->ncontrib = g->done = 0;
+        g->whole = NONE;
+        if (p->units.at[i].spread)
+            memset(g->first, 0, sizeof *g->first * (size_t)p->units.at[i].npieces);
+        if (!p->is.keep_weights)
+            q->unit_whole[i] = NONE;
+    }
     for (int i = 0; i < p->ops.n; i++) {
         const Op *o = &p->ops.at[i];
+        if (!q->whole && !is_here(q, i, phase))
+            continue;
         if (o->kind == OP_COLSUM)
             q->grad[q->param_unit[p->tensors.at[o->out[0]].param]].ncontrib++;
         if (o->kind == OP_LINEAR_DW || o->kind == OP_EMBED_DW)
@@ -518,18 +598,183 @@ static void make_regions(Part *q)       // the persistent buffers and each unit'
     }
 }
 
-void lower(Part *q)
+/* ---- functions ------------------------------------------------------------------------ */
+
+static void func_begin(Part *q, StepKind kind)
+{
+    Func f = { kind, q->slice, q->chunk_now, q->p->insts.n, 0 };
+    vec_add(&q->p->funcs, f);
+}
+
+static void func_end(Part *q)
+{
+    q->p->funcs.at[q->p->funcs.n - 1].end = q->p->insts.n;
+}
+
+/* Nothing has been computed of the current unit. */
+static void clear_unit(Part *q)
 {
     Plan *p = q->p;
-    q->phase = PHASE_FORWARD;
-    find_concats(q);
-    make_regions(q);
-    count_contributions(q);
-    inst_new(q, I_COUNT, NONE, "count the targets");
+    for (int t = 0; t < p->tensors.n; t++)
+        q->spot[t].at = (ValueList){ 0 };
+    for (int i = 0; i < p->ops.n; i++) {
+        q->info[i].emitted = false;
+        q->concat[i] = NONE;
+    }
+    for (int i = 0; i < q->clusters.n; i++)
+        q->clusters.at[i].emitted = false;
+    for (int i = 0; i < q->psums.n; i++)
+        q->psums.at[i].value = NONE;
+}
+
+static void keep_unit(Part *q)
+{
+    Plan *p = q->p;
+    UnitState *s = &q->state[q->slice];
+    s->at = NEWN(ValueList, p->tensors.n);
+    s->op_emitted = NEWN(bool, p->ops.n);
+    s->cluster_emitted = NEWN(bool, q->clusters.n);
+    s->concat = NEWN(ValueId, p->ops.n);
+    s->psum = NEWN(ValueId, q->psums.n);
+    for (int t = 0; t < p->tensors.n; t++)
+        s->at[t] = q->spot[t].at;
+    for (int i = 0; i < p->ops.n; i++) {
+        s->op_emitted[i] = q->info[i].emitted;
+        s->concat[i] = q->concat[i];
+    }
+    for (int i = 0; i < q->clusters.n; i++)
+        s->cluster_emitted[i] = q->clusters.at[i].emitted;
+    for (int i = 0; i < q->psums.n; i++)
+        s->psum[i] = q->psums.at[i].value;
+    s->head_dx = q->head_dx;
+}
+
+static void restore_unit(Part *q)
+{
+    Plan *p = q->p;
+    const UnitState *s = &q->state[q->slice];
+    for (int t = 0; t < p->tensors.n; t++)
+        q->spot[t].at = s->at[t];
+    for (int i = 0; i < p->ops.n; i++) {
+        q->info[i].emitted = s->op_emitted[i];
+        q->concat[i] = s->concat[i];
+    }
+    for (int i = 0; i < q->clusters.n; i++)
+        q->clusters.at[i].emitted = s->cluster_emitted[i];
+    for (int i = 0; i < q->psums.n; i++)
+        q->psums.at[i].value = s->psum[i];
+    q->head_dx = s->head_dx;
+}
+
+/* Forward operators whose results the backward pass is to compute again. */
+static void forget_op(Part *q, OpId i)
+{
+    const Op *o = &q->p->ops.at[i];
+    q->info[i].emitted = false;
+    q->concat[i] = NONE;
+    if (is_row_op(o) && cluster_of(q, i) != NONE)
+        q->clusters.at[cluster_of(q, i)].emitted = false;
+    if (q->info[i].psum != NONE)
+        q->psums.at[q->info[i].psum].value = NONE;
+    for (int j = 0; j < o->nout; j++)
+        q->spot[o->out[j]].at = (ValueList){ 0 };
+}
+
+static void forget_block(Part *q, int block)
+{
+    for (int i = 0; i < q->p->nforward; i++)
+        if (q->block[i] == block)
+            forget_op(q, i);
+}
+
+static void forget_attention(Part *q)
+{
+    for (int i = 0; i < q->p->nforward; i++)
+        if (q->p->ops.at[i].kind == OP_ATTN && is_here(q, i, PHASE_FORWARD))
+            forget_op(q, i);
+}
+
+/* ---- transfers ------------------------------------------------------------------------ */
+
+static void receive(Part *q, StepKind kind, const Ends *what, int peer)
+{
+    func_begin(q, kind);
+    for (int i = 0; i < what->n; i++) {
+        TensorId t = what->at[i];
+        Layout l = home_layout(q, t, q->spot[t].home);
+        const Tensor *x = &q->p->tensors.at[t];
+        ValueId v = value_new(q, t, l, rows_of(q, l.rows), q->spot[t].cols, BUF_ACTIVATION,
+                              x->name);
+        Inst *n = inst_new(q, I_COLL, x->def, str_fmt("from stage %d", peer));
+        n->coll = COLL_RECV;
+        n->peer = peer;
+        n->reason = "made by an earlier stage, read here or behind it";
+        if (kind == STEP_RECV_GRADIENT)
+            n->reason = "gradient of what this stage sent on";
+        inst_out(n, v);
+        spot_add(q, t, v);
+        q->info[x->def].emitted = true;         // by another stage
+        if (is_row_op(&q->p->ops.at[x->def]) && cluster_of(q, x->def) != NONE)
+            q->clusters.at[cluster_of(q, x->def)].emitted = true;
+    }
+    func_end(q);
+}
+
+/* What is to be sent, whole and contiguous: the last work of the function before. */
+static ValueId *ready(Part *q, const Ends *what)
+{
+    ValueId *v = NEWN(ValueId, what->n + 1);
+    for (int i = 0; i < what->n; i++) {
+        TensorId t = what->at[i];
+        OpId d = q->p->tensors.at[t].def;
+        v[i] = home_value(q, t);
+        if (q->p->values.at[v[i]].layout.partial) {
+            all_reduced(q, t, v[i], d);
+            v[i] = home_value(q, t);
+        }
+        v[i] = contiguous(q, v[i], d);
+    }
+    return v;
+}
+
+static void deliver(Part *q, StepKind kind, const Ends *what, const ValueId *v, int peer)
+{
+    func_begin(q, kind);
+    for (int i = 0; i < what->n; i++) {
+        const Tensor *x = &q->p->tensors.at[what->at[i]];
+        Inst *n = inst_new(q, I_COLL, x->def, str_fmt("to stage %d", peer));
+        n->coll = COLL_SEND;
+        n->peer = peer;
+        n->reason = kind == STEP_SEND_GRADIENT ? "gradient of what was received"
+                                               : "a later stage reads it";
+        inst_in(n, v[i]);
+    }
+    func_end(q);
+}
+
+/* ---- one unit ------------------------------------------------------------------------- */
+
+static void begin_unit(Part *q, Phase phase, int slice)
+{
+    const Plan *p = q->p;
+    q->phase = phase;
+    q->slice = slice;
+    q->T = p->is.microbatch * p->is.slice[slice];
+    q->chunk = mesh_chunk(p, q->T / p->is.x);
+}
+
+static void walk_ops(Part *q, Phase phase)
+{
+    Plan *p = q->p;
+    int block = NONE;
     for (int i = 0; i < p->ops.n; i++) {
         const Op *o = &p->ops.at[i];
-        q->phase = o->phase;
+        if (o->phase != phase || q->section[i] != q->chunk_now * p->is.stages + p->stage)
+            continue;
+        q->phase = phase;
         q->turn = o->repeat * 100000 + o->turn;
+        if (phase == PHASE_BACKWARD && q->block[i] != block && block_again(q, i))
+            forget_block(q, block = q->block[i]);
         if (o->kind == OP_CE)
             lower_loss(q, i);
         else if (q->info[i].region || o->kind == OP_CE_DX)
@@ -537,7 +782,130 @@ void lower(Part *q)
         else if (!is_row_op(o) || o->kind == OP_COLSUM)
             emit_op(q, i);
     }
+}
+
+static void unit_forward(Part *q, int slice)
+{
+    const Plan *p = q->p;
+    int s = q->chunk_now * p->is.stages + p->stage, P = p->is.stages;
+    bool first = s == 0, last = s == P * p->is.chunks - 1;
+    clear_unit(q);
+    begin_unit(q, PHASE_FORWARD, slice);
+    if (!first)
+        receive(q, STEP_RECV_ACTIVATION, &q->cut[s - 1], (p->stage + P - 1) % P);
+    func_begin(q, STEP_FORWARD);
+    count_contributions(q, PHASE_FORWARD);
+    walk_ops(q, PHASE_FORWARD);
+    ValueId *v = last ? NULL : ready(q, &q->cut[s]);
+    func_end(q);
+    if (!last)
+        deliver(q, STEP_SEND_ACTIVATION, &q->cut[s], v, (p->stage + 1) % P);
+    keep_unit(q);
+}
+
+static void unit_backward(Part *q, int slice)
+{
+    const Plan *p = q->p;
+    int s = q->chunk_now * p->is.stages + p->stage, P = p->is.stages;
+    bool first = s == 0, last = s == P * p->is.chunks - 1;
+    begin_unit(q, PHASE_BACKWARD, slice);
+    restore_unit(q);
+    if (!last)
+        receive(q, STEP_RECV_GRADIENT, &q->cut_back[s], (p->stage + 1) % P);
+    func_begin(q, STEP_BACKWARD);
+    count_contributions(q, PHASE_BACKWARD);
+    q->again = p->is.recompute != RECOMPUTE_NONE;
+    if (p->is.recompute == RECOMPUTE_ATTENTION)
+        forget_attention(q);
+    walk_ops(q, PHASE_BACKWARD);
+    ValueId *v = first ? NULL : ready(q, &q->cut_back[s - 1]);
+    q->again = false;
+    func_end(q);
+    if (!first)
+        deliver(q, STEP_SEND_GRADIENT, &q->cut_back[s - 1], v, (p->stage + P - 1) % P);
+}
+
+/* Of the last function, what the optimizer does becomes one of its own. */
+static void split_sync(Part *q)
+{
+    Plan *p = q->p;
+    Func *sync = &p->funcs.at[p->funcs.n - 1], update = { STEP_OPTIMIZER, 0, 0, 0, sync->end };
+    update.first = sync->first;
+    while (update.first < update.end && p->insts.at[update.first].phase == PHASE_SYNC)
+        update.first++;
+    sync->end = update.first;
+    vec_add(&p->funcs, update);
+}
+
+/* BEGIN goes in front of all that was lowered. */
+static void put_front(Part *q)
+{
+    Plan *p = q->p;
+    int n = p->front.n;
+    for (int i = 0; i < p->insts.n; i++)
+        vec_add(&p->front, p->insts.at[i]);
+    memcpy(&p->insts, &p->front, sizeof p->insts);
+    memset(&p->front, 0, sizeof p->front);
+    Func begin = { STEP_BEGIN, 0, 0, 0, n };
+    vec_add(&p->funcs, begin);
+    for (int i = p->funcs.n - 1; i >= 0; i--) {
+        if (i > 0)
+            p->funcs.at[i] = p->funcs.at[i - 1];
+        if (i > 0)
+            p->funcs.at[i].first += n, p->funcs.at[i].end += n;
+    }
+    p->funcs.at[0] = begin;
+}
+
+static void make_calls(Part *q)
+{
+    Plan *p = q->p;
+    if (q->whole) {
+        calls_of_one(p);
+        return;
+    }
+    const Steps *t = &p->pipeline->schedule.stage[p->stage];
+    Steps all = { 0 };
+    Step begin = { STEP_BEGIN, 0, 0, 0, NONE, 0 };
+    vec_add(&all, begin);
+    for (int i = 0; i < t->n; i++)
+        vec_add(&all, t->at[i]);
+    calls_of_table(p, &all);
+}
+
+void lower(Part *q)
+{
+    Plan *p = q->p;
+    int k = p->is.nslices;
+    q->whole = p->is.stages == 1 && p->is.chunks == 1 && k == 1;
+    q->phase = PHASE_FORWARD;
+    q->state = NEWN(UnitState, k);
+    q->roots = NEWN(KeyRoots, p->ops.n);
+    for (int i = 0; i < p->ops.n; i++)
+        q->roots[i] = (KeyRoots){ { NONE, NONE }, { NONE, NONE } };
+    find_concats(q);
+    make_regions(q);
+    begin_gradients(q);
+    front(q);
+    inst_new(q, I_COUNT, NONE, "count the targets");
+    front_end(q, PHASE_FORWARD);
+    UnitState **state = NEWN(UnitState *, p->is.chunks);
+    for (q->chunk_now = 0; q->chunk_now < p->is.chunks; q->chunk_now++) {
+        q->state = state[q->chunk_now] = NEWN(UnitState, k);
+        for (int i = 0; i < k; i++)
+            unit_forward(q, i);
+    }
+    for (q->chunk_now = p->is.chunks - 1; q->chunk_now >= 0; q->chunk_now--) {
+        q->state = state[q->chunk_now];
+        for (int i = k - 1; i >= 0; i--)
+            unit_backward(q, i);
+    }
+    q->chunk_now = q->slice = 0;
+    q->T = p->is.T;
+    func_begin(q, STEP_SYNC);
     lower_sync(q);
-    funcs_of_one(p);
-    calls_of_one(p);
+    func_end(q);
+    split_sync(q);
+    put_front(q);
+    make_calls(q);
 }

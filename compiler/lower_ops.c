@@ -169,7 +169,7 @@ static void lower_linear_dw(Part *q, OpId op)
             gemm(q, op, "dYT X", part, true, x, false, dw, add);
         else
             gemm(q, op, "XT dY", x, true, part, false, dw, add);
-        if (!q->in_chunk || (q->ichunk + 1) * q->chunk >= q->p->is.T / q->p->is.x)
+        if (!q->in_chunk || (q->ichunk + 1) * q->chunk >= q->T / q->p->is.x)
             weight_grad_done(q, u, op);
         at += n;
     }
@@ -349,8 +349,13 @@ static ValueId rope_table(Part *q, OpId op, const Op *o)
             return q->tables.at[i];
     }
     ValueId v = value_matrix(q, q->p->is.sequence, o->rotary, D_REAL, BUF_WORK, "rotary angles");
+    Phase phase = q->phase;
+    if (!q->whole)
+        front(q);
     Inst *i = inst_new(q, I_ROPE_TABLE, op, "cosines and sines");
     inst_out(i, v);
+    if (!q->whole)
+        front_end(q, phase);
     vec_add(&q->tables, v);
     vec_add(&q->table_of, op);
     return v;
@@ -392,7 +397,7 @@ static ValueId all_rows(Part *q, TensorId t, OpId op)
     Layout l = a.layout;
     l.rows = 0;
     v = contiguous(q, v, op);
-    ValueId all = value_new(q, t, l, p->is.T, a.cols_map, BUF_GATHERED,
+    ValueId all = value_new(q, t, l, q->T, a.cols_map, BUF_GATHERED,
                             str_fmt("%s, all rows", p->tensors.at[t].name));
     p->values.at[all].gathered = true;
     coll(q, COLL_ALL_GATHER, xz(q), 1, v, all, op,
@@ -424,7 +429,7 @@ static ValueId by_heads(Part *q, TensorId t, OpId op)
         return there;
     Layout l = { .cols = cols, .rep = 1 };
     v = contiguous(q, v, op);
-    ValueId all = value_new(q, t, l, p->is.T, a.cols_map, BUF_GATHERED,
+    ValueId all = value_new(q, t, l, q->T, a.cols_map, BUF_GATHERED,
                             str_fmt("%s, by heads", p->tensors.at[t].name));
     p->values.at[all].gathered = true;
     coll(q, COLL_ALL_TO_ALL, xz(q), 1, v, all, op, "all-to-all tokens to heads",
@@ -466,22 +471,101 @@ static ValueId attention_out(Part *q, TensorId t, bool is_kv)
     Layout l = home_layout(q, t, 'B');
     if (p->is.attention == ATT_EXCHANGE && xz(q)) {
         l = (Layout){ .cols = (Axes)(canon(p, AX_YK, 1) | xz(q)), .rep = 1 };
-        return value_new(q, t, l, p->is.T, q->spot[t].cols, class, p->tensors.at[t].name);
+        return value_new(q, t, l, q->T, q->spot[t].cols, class, p->tensors.at[t].name);
     }
     if (is_kv && p->is.attention == ATT_GATHER && xz(q)) {
         l.rows = 0;
         l.partial = xz(q);
-        return value_new(q, t, l, p->is.T, q->spot[t].cols, class, p->tensors.at[t].name);
+        return value_new(q, t, l, q->T, q->spot[t].cols, class, p->tensors.at[t].name);
     }
     return home_new(q, t, class);
+}
+
+/* ---- attention over slices: keys of all slices so far in one buffer ---------------------- */
+
+/* Rows of the slices before `slice` of a matrix whose rows are split over `rows`. */
+static int64_t rows_before(const Part *q, Axes rows, int slice)
+{
+    const Plan *p = q->p;
+    int64_t n = 0;
+    for (int i = 0; i < slice; i++)
+        n += p->is.slice[i];
+    return n * p->is.microbatch / axes_size(p, rows, 1);
+}
+
+/* The rows of slices [from, to) of a buffer of all of them. */
+static ValueId rows_between(Part *q, ValueId root, int from, int to)
+{
+    Value r = q->p->values.at[root];
+    int64_t lo = rows_before(q, r.layout.rows, from), hi = rows_before(q, r.layout.rows, to);
+    ValueId v = value_view(q, root, lo, hi - lo, 0, r.cols);
+    q->p->values.at[v].rowmap = from == 0 && to > 1 ? rowmap_upto(q, r.layout.rows)
+                                                    : rowmap_of(q, r.layout.rows);
+    return v;
+}
+
+static ValueId all_slices(Part *q, TensorId t, Layout l, BufClass class, const char *what)
+{
+    const Plan *p = q->p;
+    return value_new(q, t, l, rows_before(q, l.rows, p->is.nslices), q->spot[t].cols, class,
+                     str_fmt("%s, %s", p->tensors.at[t].name, what));
+}
+
+/* Layout in which attention reads keys: gathered, or by heads, or as they are. */
+static Layout key_layout(Part *q, Layout l)
+{
+    if (xz(q) && q->p->is.attention == ATT_GATHER)
+        l.rows = 0;
+    if (xz(q) && q->p->is.attention == ATT_EXCHANGE)
+        l = (Layout){ .cols = (Axes)(canon(q->p, AX_YK, 1) | xz(q)), .rep = 1 };
+    return l;
+}
+
+/* Puts the slice's keys (or values) behind those of the slices before, in place. */
+static void append_keys(Part *q, TensorId t, OpId op, ValueId *root)
+{
+    Plan *p = q->p;
+    ValueId v = value_in(q, t, 'B');
+    Layout l = key_layout(q, p->values.at[v].layout);
+    if (q->slice == 0)
+        *root = all_slices(q, t, l, BUF_GATHERED, "all slices");
+    ValueId to = rows_between(q, *root, q->slice, q->slice + 1);
+    if (xz(q) == 0 || p->is.attention == ATT_LOCAL) {
+        copy(q, op, "behind the slices before", v, to);
+        return;
+    }
+    v = contiguous(q, v, op);
+    if (p->is.attention == ATT_GATHER) {
+        coll(q, COLL_ALL_GATHER, xz(q), 1, v, to, op,
+             str_fmt("all-gather over %s", axes_word(xz(q), 1)),
+             str_fmt("sequences are cut over %s; queries see keys and values of other ranks",
+                     axes_word(xz(q), 1)));
+        return;
+    }
+    coll(q, COLL_ALL_TO_ALL, xz(q), 1, v, to, op, "all-to-all tokens to heads",
+         str_fmt("sequences are cut over %s; attention gets whole ones of fewer heads",
+                 axes_word(xz(q), 1)));
+    p->insts.at[p->insts.n - 1].a2a = A2A_HEADS;
+}
+
+/* Keys (j = 0) or values (1) that the slice's queries may see. What is computed again
+ * in the backward pass finds them still there. */
+static ValueId keys(Part *q, TensorId t, OpId op, int j)
+{
+    if (q->p->is.nslices == 1)
+        return attention_in(q, t, op, true);
+    if (q->phase == PHASE_FORWARD)
+        append_keys(q, t, op, &q->roots[op].all[j]);
+    return rows_between(q, q->roots[op].all[j], 0, q->slice + 1);
 }
 
 static void lower_attention(Part *q, OpId op)
 {
     Op o = q->p->ops.at[op];
     ValueId a[3], out[2];
-    for (int j = 0; j < 3; j++)
-        a[j] = attention_in(q, o.in[j], op, j > 0);
+    a[0] = attention_in(q, o.in[0], op, false);
+    a[1] = keys(q, o.in[1], op, 0);
+    a[2] = keys(q, o.in[2], op, 1);
     for (int j = 0; j < 2; j++)
         out[j] = attention_out(q, o.out[j], false);
     Inst *i = inst_new(q, I_ATTN, op, "softmax(q kT) v");
@@ -490,7 +574,7 @@ static void lower_attention(Part *q, OpId op)
     for (int j = 0; j < 2; j++)
         inst_out(i, out[j]);
     i->rowmap = rowmap_of(q, q->p->values.at[a[0]].layout.rows);
-    i->rowmap_k = rowmap_of(q, q->p->values.at[a[1]].layout.rows);
+    i->rowmap_k = rowmap_upto(q, q->p->values.at[a[1]].layout.rows);
     if (q->p->is.attention == ATT_EXCHANGE) {
         back_to_tokens(q, o.out[0], out[0], op);
         spot_add(q, o.out[1], out[1]);
@@ -506,42 +590,85 @@ static ValueId newest(Part *q, TensorId t)
     return s->at.at[s->at.n - 1];
 }
 
+/* Where the gradient of keys or values goes: of the prefix, to be added to behind the
+ * last slice, whose own rows are then complete; `mine`: those of the slice. */
+static ValueId key_gradient(Part *q, TensorId t, ValueId *root, Layout l, ValueId *mine)
+{
+    Plan *p = q->p;
+    if (q->slice == p->is.nslices - 1)
+        *root = all_slices(q, t, l, BUF_WORK, "all slices");
+    *mine = rows_between(q, *root, q->slice, q->slice + 1);
+    return rows_between(q, *root, 0, q->slice + 1);
+}
+
+/* Outputs of the backward pass: dq, then dk and dv with what is pending in them. */
+static void gradient_outs(Part *q, const Op *o, ValueId *out, ValueId *mine)
+{
+    Plan *p = q->p;
+    int rep = p->is.attention == ATT_EXCHANGE ? 1 : q->spot[o->in[1]].cols.seg[0].rep;
+    for (int j = 0; j < 3; j++) {
+        if (j == 0 || p->is.nslices == 1) {
+            out[j] = mine[j] = attention_out(q, o->out[j], j > 0);
+            Layout *l = &p->values.at[out[j]].layout;
+            if (j > 0 && rep > 1) {
+                l->partial |= AX_YR;
+                l->rep = rep;
+            }
+            continue;
+        }
+        Layout l = key_layout(q, home_layout(q, o->out[j], 'B'));
+        if (p->is.attention == ATT_GATHER)
+            l.partial = xz(q);
+        if (rep > 1) {
+            l.partial |= AX_YR;
+            l.rep = rep;
+        }
+        out[j] = key_gradient(q, o->out[j], &q->roots[o->of].grad[j - 1], l, &mine[j]);
+    }
+}
+
 static void lower_attention_dx(Part *q, OpId op)
 {
     Op o = q->p->ops.at[op];
-    ValueId a[6], out[3];
+    bool sliced = q->p->is.nslices > 1;
+    ValueId a[6], out[3], mine[3];
     for (int j = 0; j < 6; j++) {
-        demand(q, o.in[j]);
-        a[j] = j == 4 ? newest(q, o.in[4]) : attention_in(q, o.in[j], op, j == 1 || j == 2);
-    }
-    int rep = q->p->is.attention == ATT_EXCHANGE ? 1 : q->spot[o.in[1]].cols.seg[0].rep;
-    for (int j = 0; j < 3; j++) {
-        out[j] = attention_out(q, o.out[j], j > 0);
-        if (j > 0 && rep > 1) {
-            Layout *l = &q->p->values.at[out[j]].layout;
-            l->partial |= AX_YR;
-            l->rep = rep;
+        if (j == 1 || j == 2) {
+            a[j] = keys(q, o.in[j], o.of, j - 1);
+            continue;
         }
+        demand(q, o.in[j]);
+        a[j] = j == 4 ? newest(q, o.in[4]) : attention_in(q, o.in[j], op, false);
     }
+    gradient_outs(q, &o, out, mine);
     Inst *i = inst_new(q, I_ATTN_DX, op, "gradients of q, k, v");
     for (int j = 0; j < 6; j++)
         inst_in(i, a[j]);
     for (int j = 0; j < 3; j++)
         inst_out(i, out[j]);
     i->rowmap = rowmap_of(q, q->p->values.at[a[0]].layout.rows);
-    i->rowmap_k = rowmap_of(q, q->p->values.at[a[1]].layout.rows);
+    i->rowmap_k = rowmap_upto(q, q->p->values.at[a[1]].layout.rows);
+    i->accumulate = sliced && q->slice < q->p->is.nslices - 1;
     for (int j = 0; j < 3; j++)
         if (q->p->is.attention == ATT_EXCHANGE)
-            back_to_tokens(q, o.out[j], out[j], op);
+            back_to_tokens(q, o.out[j], mine[j], op);
         else
-            spot_add(q, o.out[j], out[j]);
+            spot_add(q, o.out[j], mine[j]);
+}
+
+/* Over slices, keys and values stay where the forward pass put them. */
+static bool keys_are_kept(const Part *q, const Op *o, int j)
+{
+    return q->p->is.nslices > 1 && q->phase == PHASE_BACKWARD && (j == 1 || j == 2) &&
+           (o->kind == OP_ATTN || o->kind == OP_ATTN_DX);
 }
 
 void lower_op(Part *q, OpId op)
 {
     const Op o = q->p->ops.at[op];
     for (int j = 0; j < o.nin; j++)
-        if (q->p->tensors.at[o.in[j]].kind == T_ROWS && o.kind != OP_PSUM)
+        if (q->p->tensors.at[o.in[j]].kind == T_ROWS && o.kind != OP_PSUM &&
+            !keys_are_kept(q, &o, j))
             demand(q, o.in[j]);
     switch (o.kind) {
     case OP_LINEAR:    lower_linear(q, op); break;
@@ -674,9 +801,8 @@ void lower_loss(Part *q, OpId ce)
         q->head_dx = value_new(q, t, l, rows_of(q, l.rows), q->spot[t].cols, BUF_WORK,
                                p->tensors.at[t].name);
     }
-    int64_t R = p->is.T / p->is.x;
+    int64_t R = q->T / p->is.x;
     q->in_chunk = true;
-    q->chunk = p->is.logits_chunk;
     for (q->ichunk = 0; q->ichunk * q->chunk < R; q->ichunk++)
         lower_chunk(q, ce, ce_dx);
     q->in_chunk = false;
@@ -728,15 +854,36 @@ static void sum_vectors(Part *q)        // one all-reduce per set of axes
     }
 }
 
+/* Matrices that several stages hold: every copy gets the whole sum. */
+static void sum_stages(Part *q)
+{
+    Plan *p = q->p;
+    for (int i = 0; i < p->units.n; i++) {
+        const ParamUnit *u = &p->units.at[i];
+        if (u->stages == 0)
+            continue;
+        Inst *c = inst_new(q, I_COLL, NONE, str_fmt("gradient of %s: all-reduce over stages",
+                                                    u->name));
+        c->coll = COLL_ALL_REDUCE;
+        c->axes = AX_STAGE;
+        c->stages = u->stages;
+        c->loc = u->loc;
+        c->reason = "several stages use it; each saw a part of what depends on it";
+        inst_in(c, u->g);
+        inst_out(c, u->g);
+    }
+}
+
 void lower_sync(Part *q)
 {
     Plan *p = q->p;
     q->phase = PHASE_SYNC;
     for (int i = 0; i < p->units.n; i++)
-        if (q->grad[i].ncontrib == 0)
+        if (!q->grad[i].begun)
             inst_out(inst_new(q, I_ZERO, NONE, str_fmt("%s: no gradient", p->units.at[i].name)),
                      p->units.at[i].g);
     sum_vectors(q);
+    sum_stages(q);
     Axes data = canon(p, AX_DATA, 1);
     int64_t part = p->flat_pad / p->is.data;
     bool sharded = data && p->is.zero >= 1;

@@ -600,7 +600,7 @@ void lower_cluster(Part *q, int c)
     depth--;
     if (slots)
         merge_stats(&b, &stats, mine, slots);
-    bool more = q->in_chunk && (q->ichunk + 1) * q->chunk < p->is.T / p->is.x;
+    bool more = q->in_chunk && (q->ichunk + 1) * q->chunk < q->T / p->is.x;
     for (int i = 0; i < sums.n && !more; i++)
         weight_grad_done(q, sums.at[i].unit, sums.at[i].op);
     q->phase = phase;

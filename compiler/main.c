@@ -28,6 +28,7 @@ static const Pass passes[] = {
     { "mesh",      mesh_choose,      true,   print_graph, "sizes of the axes, choices" },
     { "fuse",      fuse_linears,     true,   print_graph, "linears that share an input" },
     { "autodiff",  autodiff_add,     true,   print_graph, "the backward operators" },
+    { "slice",     slice_choose,     true,   print_graph, "stages, microbatches, token slices" },
     { "partition", partition_choose, true,   print_insts, "layouts, collectives, instructions" },
     { "memory",    memory_place,     true,   print_insts, "offsets in one block" },
 };
@@ -74,7 +75,7 @@ bool compile_to(Compile *c, const char *last)
         if (strcmp(passes[i].name, "autodiff") == 0 && strcmp(c->o->command, "plan") == 0) {
             if (c->on_paper || needs_paper(p))
                 return true;
-            if (c->config->has_cluster && !p->is.refused)      // else prices are assumed
+            if (c->config->has_cluster && !p->is.refused && p->is.stages == 1)
                 p->pipeline = pipeline_plan(p, false, c->o->blocking, false);
         }
         if (c->o->stop && strcmp(passes[i].name, c->o->stop) == 0)

@@ -415,21 +415,49 @@ static void choose_attention(Plan *p)
                    "local attention keeps it whole");
 }
 
-/* Tokens of a chunk: a divisor of the x share that z divides; near 64 MB of logits.
- * TUNING: 64 MB, but at least 256 rows so that the product runs at full speed. */
+/* Tokens of the loss's chunks, of R in an x share: a divisor that z divides; near `want`. */
+static int64_t chunk_near(const Plan *p, int64_t R, int64_t want, bool at_most)
+{
+    int64_t below = 0, above = 0;           // the nearest legal sizes around `want`
+    for (int64_t d = 1; d * d <= R; d++)
+        for (int k = 0; k < 2 && R % d == 0; k++) {
+            int64_t c = k ? R / d : d;
+            if (c % p->is.z)
+                continue;
+            if (c <= want)
+                below = c > below ? c : below;
+            else if (above == 0 || c < above)
+                above = c;
+        }
+    return (at_most && below) || below * 4 >= want || above == 0 ? below : above;
+}
+
+/* TUNING: 64 MB of logits, but at least 256 rows so that the product runs at full speed. */
+static int64_t wanted_chunk(const Plan *p)
+{
+    int64_t bytes = (p->is.precision == PREC_FP64 ? 8 : 4) *
+                    ((p->vocab + p->is.y - 1) / p->is.y);
+    int64_t want = (INT64_C(64) << 20) / bytes;
+    return want < 256 ? 256 : want;
+}
+
+int64_t mesh_chunk(const Plan *p, int64_t rows)
+{
+    const PlanSpec *s = &p->config->plan;
+    if (p->vocab <= 0)
+        return rows;
+    if (s->logits_chunk.set)
+        return chunk_near(p, rows, (int64_t)s->logits_chunk.v, true);
+    return chunk_near(p, rows, wanted_chunk(p), false);
+}
+
 static void choose_chunk(Plan *p)
 {
     const PlanSpec *s = &p->config->plan;
     Choices *is = &p->is;
-    int64_t R = is->T / is->x, want = 64 << 20, best = R;
-    if (p->vocab <= 0) {
-        is->logits_chunk = R;
-        return;
-    }
-    int64_t bytes = (is->precision == PREC_FP64 ? 8 : 4) * ((p->vocab + is->y - 1) / is->y);
-    want = want / bytes < 256 ? 256 : want / bytes;
-    if (s->logits_chunk.set) {
-        want = (int64_t)s->logits_chunk.v;
+    int64_t R = is->T / is->x;
+    if (s->logits_chunk.set && p->vocab > 0) {
+        int64_t want = (int64_t)s->logits_chunk.v;
         if (want <= 0 || R % want || want % is->z) {
             int64_t near = is->z;
             for (int64_t c = is->z; c <= R && c <= (want > 0 ? want : 1); c += is->z)
@@ -442,19 +470,7 @@ static void choose_chunk(Plan *p)
         is->logits_chunk = want;
         return;
     }
-    int64_t below = 0, above = 0;           // the nearest legal sizes around `want`
-    for (int64_t d = 1; d * d <= R; d++)
-        for (int k = 0; k < 2 && R % d == 0; k++) {
-            int64_t c = k ? R / d : d;
-            if (c % is->z)
-                continue;
-            if (c <= want)
-                below = c > below ? c : below;
-            else if (above == 0 || c < above)
-                above = c;
-        }
-    best = below * 4 >= want || above == 0 ? below : above;
-    is->logits_chunk = best;
+    is->logits_chunk = mesh_chunk(p, R);
 }
 
 static void choose_room(Plan *p)
@@ -487,13 +503,6 @@ static void find_refused(Plan *p)
     const PlanSpec *s = &p->config->plan;
     const Train *t = &p->config->train;
     struct { bool is; const char *what; Loc loc; const char *hint; } list[] = {
-        { p->is.stages > 1, "pipeline stages", s->pipeline.loc, "pipeline = 1" },
-        { s->chunks.set && s->chunks.v > 1, "interleaved stages", s->chunks.loc, "chunks = 1" },
-        { (s->slices_kind == SLICES_LIST && s->slices.n > 1) ||
-          (s->slices_kind == SLICES_UNIFORM && s->slices_n > 1), "token slices", s->slices_loc,
-          "slices = uniform(1)" },
-        { s->recompute.v && !is_word(s->recompute, "none"), "recomputation", s->recompute.loc,
-          "recompute = none" },
         { p->is.zero >= 2, "zero = 2 and 3", s->zero.loc, "zero = 1" },
         { t->precision > PREC_FP32, "precisions below fp32", t->precision_loc,
           "precision = fp32" },
@@ -560,7 +569,11 @@ void mesh_choose(Plan *p)
     if (is->microbatch < 1)
         is->microbatch = 1;
     is->T = is->microbatch * is->sequence;
-    is->nslices = is->chunks = 1;
+    is->nslices = 1;
+    is->chunks = s->chunks.set ? (int)s->chunks.v : 1;
+    is->recompute = is_word(s->recompute, "attention") ? RECOMPUTE_ATTENTION
+                  : is_word(s->recompute, "full") ? RECOMPUTE_FULL : RECOMPUTE_NONE;
+    is->recompute_turns = s->recompute_n > 0 ? (int)s->recompute_n : INT32_MAX;
     is->slice = NEWN(int64_t, 1);
     is->slice[0] = is->sequence;
     bool heads_fine = check_heads(p);

@@ -20,6 +20,7 @@ static void fresh(Part *q, Plan *p)
     for (int i = 0; i < p->ops.n; i++)
         q->info[i].psum = q->info[i].cluster = NONE;
     place_uses(q);
+    place_sections(q);
     place_homes(q);
     place_region(q);
 }
@@ -39,17 +40,18 @@ static void number_psums(Part *q)
     }
 }
 
-static void lay_out(Plan *p, bool keep_inputs, bool keep_weights)
+static void lay_out_stage(Plan *p)
 {
     Part q;
-    p->is.keep_inputs = keep_inputs;
-    p->is.keep_weights = keep_weights;
     p->rowmaps.n = p->units.n = p->values.n = p->rowprogs.n = p->insts.n = p->buffers.n = 0;
+    p->funcs.n = p->calls.n = p->front.n = 0;
     fresh(&q, p);
     number_psums(&q);
     place_columns(&q);
     if (diag_errors())
         return;
+    place_cuts(&q);
+    place_params(&q);
     place_units(&q);
     q.grad = NEWN(UnitGrad, p->units.n);
     q.unit_whole = NEWN(ValueId, p->units.n);
@@ -58,6 +60,51 @@ static void lay_out(Plan *p, bool keep_inputs, bool keep_weights)
     cluster_ops(&q);
     lower(&q);
     memory_place(p);
+}
+
+/* Plans of the other stages: the graph and the choices shared, the rest their own. */
+static void make_stages(Plan *p)
+{
+    p->stages = NULL;
+    if (p->is.stages == 1)
+        return;
+    Plan **stages = NEWN(Plan *, p->is.stages);
+    stages[0] = p;
+    for (int r = 1; r < p->is.stages; r++) {
+        stages[r] = NEW(Plan);
+        *stages[r] = *p;
+        memset(&stages[r]->rowmaps, 0, sizeof p->rowmaps);
+        memset(&stages[r]->units, 0, sizeof p->units);
+        memset(&stages[r]->values, 0, sizeof p->values);
+        memset(&stages[r]->rowprogs, 0, sizeof p->rowprogs);
+        memset(&stages[r]->insts, 0, sizeof p->insts);
+        memset(&stages[r]->front, 0, sizeof p->front);
+        memset(&stages[r]->funcs, 0, sizeof p->funcs);
+        memset(&stages[r]->calls, 0, sizeof p->calls);
+        memset(&stages[r]->buffers, 0, sizeof p->buffers);
+        stages[r]->stage = r;
+    }
+    for (int r = 0; r < p->is.stages; r++)
+        stages[r]->stages = stages;
+}
+
+static int64_t largest_block(const Plan *p)
+{
+    int64_t most = 0;
+    for (int r = 0; r < p->is.stages; r++)
+        most = plan_stage(p, r)->block_bytes > most ? plan_stage(p, r)->block_bytes : most;
+    return most;
+}
+
+static void lay_out(Plan *p, bool keep_inputs, bool keep_weights)
+{
+    p->is.keep_inputs = keep_inputs;
+    p->is.keep_weights = keep_weights;
+    for (int r = 0; r < p->is.stages && !diag_errors(); r++) {
+        Plan *s = plan_stage(p, r);
+        s->is = p->is;
+        lay_out_stage(s);
+    }
 }
 
 /*
@@ -132,6 +179,7 @@ void partition_choose(Plan *p)
     }
     fresh(&q, p);
     place_psums(&q);
+    make_stages(p);
     if (keep.v) {
         bool both = strcmp(keep.v, "both") == 0;
         lay_out(p, both || strcmp(keep.v, "inputs") == 0, both || strcmp(keep.v, "weights") == 0);
@@ -145,10 +193,13 @@ void partition_choose(Plan *p)
         for (int i = 0; i < 3; i++) {
             lay_out(p, way[i][0], way[i][1]);
             p->is.keep_why = why[i];
-            if (diag_errors() || p->block_bytes <= p->is.room_bytes)
+            if (diag_errors() || largest_block(p) <= p->is.room_bytes)
                 break;
         }
     }
-    if (!diag_errors() && p->block_bytes > p->is.room_bytes)
-        report_memory(p);
+    for (int r = 0; r < p->is.stages && !diag_errors(); r++) {
+        plan_stage(p, r)->is = p->is;
+        if (plan_stage(p, r)->block_bytes > p->is.room_bytes)
+            report_memory(plan_stage(p, r));
+    }
 }

@@ -4,6 +4,7 @@
  *   mesh.c       sizes of the axes and the choices; the checks that need no layout
  *   place.c      layout A or B and the columns of every tensor; units
  *   cluster.c    which elementwise operators become one row program
+ *   sections.c   which chunk of which stage an operator is in; what crosses the cuts
  *   lower.c      the instructions of one rank, and every collective
  *   lower_ops.c  one function per operator
  *   partition.c  the pass: calls them in this order
@@ -13,15 +14,19 @@
 
 #include "plan.h"
 
+typedef VEC(TensorId) Ends;
+typedef VEC(ValueId) ValueList;
+
 /* What partition knows about a tensor (index: TensorId). */
 typedef struct {
     char home;              // 'A' or 'B'; 0: not rows
     Columns cols;           // pieces of its width
     int64_t pad;            // padded width (vocabulary), 0: none
     int nuses; OpId *use;   // operators that read it
-    VEC(ValueId) at;        // where it can be found now
+    ValueList at;           // where it can be found now
     OpId concat;            // the CONCAT whose buffer it is written into, or NONE
     bool stored;            // row results: has memory of its own (else inlined where read)
+    bool crosses;           // goes to another block, or over a cut: stored
 } Spot;
 
 /* What partition knows about an operator (index: OpId). */
@@ -36,10 +41,8 @@ typedef struct {
     int nunits; UnitId *unit;   // LINEAR (of the backward ones: see `of`), EMBED
 } OpInfo;
 
-typedef VEC(TensorId) Ends;
-
 typedef struct {
-    char home; Phase phase; bool region;
+    char home; Phase phase; bool region; int block;
     int64_t width; int parts;       // parts 0: not known yet
     bool narrow;                    // may widen: see cluster.c
     int level, joined;              // joined: merged into that cluster (NONE: itself)
@@ -50,7 +53,19 @@ typedef struct {
 
 typedef struct { ValueId value; } Psum;       // the buffer that its terms share
 
-typedef struct { int ncontrib, done; ValueId whole; bool *first; } UnitGrad;
+/* Gradient of a unit: shares of the function being lowered (of all, with one function
+ * each way), and whether the stored sum has been begun, by unit and by piece. */
+typedef struct { int ncontrib, done; ValueId whole; bool begun; bool *first; } UnitGrad;
+
+/* Attention over slices: keys, values, and their gradients, of the whole sequence. */
+typedef struct { ValueId all[2], grad[2]; } KeyRoots;
+
+/* Where a slice's tensors were left by its forward pass. */
+typedef struct {
+    ValueList *at; bool *op_emitted, *cluster_emitted;
+    ValueId *concat, *psum;
+    ValueId head_dx;
+} UnitState;
 
 typedef struct Part {
     Plan *p;
@@ -69,6 +84,16 @@ typedef struct Part {
     int64_t odd_width[2];                   // in A and B: the last width reported
     VEC(ValueId) tables; VEC(OpId) table_of;    // rope tables
     ValueId *concat;                        // per op: CONCAT's result, once begun
+    /* pipeline: sections.c */
+    int *section, *block;                   // per op
+    Ends *cut, *cut_back;                   // by section: what crosses the cut behind it
+    uint64_t *param_stages; bool *param_here;   // per parameter
+    bool whole;                             // one stage, slice and chunk: one function each way
+    int slice, chunk_now;                   // being lowered
+    int64_t T;                              // tokens of a microbatch's slice
+    bool again;                             // forward operators are computed again
+    KeyRoots *roots;                        // per op, ATTN
+    UnitState *state;                       // by slice
 } Part;
 
 enum { TO_A = 'A', TO_B = 'B' };
@@ -80,6 +105,14 @@ Loc  mesh_side(const Plan *p, int side);    // where x, y or z (0 1 2) is writte
 
 /* partition.c */
 void partition_check(Plan *p);
+
+int64_t mesh_chunk(const Plan *p, int64_t rows);    // of the logits, rows of an x share
+
+/* sections.c */
+void place_sections(Part *q);
+void place_cuts(Part *q);
+void place_params(Part *q);
+bool block_again(const Part *q, OpId op);   // its turn is computed again
 
 /* place.c */
 void place_uses(Part *q);
@@ -108,6 +141,7 @@ Inst   *inst_new(Part *q, InstKind kind, OpId op, const char *what);   // valid 
 void    inst_in(Inst *i, ValueId v);
 void    inst_out(Inst *i, ValueId v);
 int     rowmap_of(Part *q, Axes rows);
+int     rowmap_upto(Part *q, Axes rows);    // of keys: slices 0 .. the current one
 int64_t rows_of(Part *q, Axes rows);        // local rows, of the chunk inside one
 void    spot_add(Part *q, TensorId t, ValueId v);
 ValueId coll(Part *q, CollKind kind, Axes axes, int rep, ValueId src, ValueId dst, OpId op,
@@ -122,6 +156,8 @@ ValueId weight_grad(Part *q, UnitId u, bool *first);    // where dW goes; counts
 void    weight_grad_done(Part *q, UnitId u, OpId op);   // after each: reduce after the last
 void    all_reduced(Part *q, TensorId t, ValueId v, OpId op);   // v's pending sum is taken
 void    demand(Part *q, TensorId t);
+void    front(Part *q);                     // what follows is done once a step, in BEGIN ..
+void    front_end(Part *q, Phase phase);    // .. until here; back in `phase`
 void    emit_op(Part *q, OpId op);
 void    emit_cluster(Part *q, int c);
 int     cluster_of(Part *q, OpId op);       // after joins

@@ -701,3 +701,26 @@ Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool keep_spans
     figures(q);
     return q;
 }
+
+static bool is_piped(const Plan *p)
+{
+    const PlanSpec *s = &p->config->plan;
+    bool sliced = (s->slices_kind == SLICES_LIST && s->slices.n > 1) ||
+                  (s->slices_kind == SLICES_UNIFORM && s->slices_n > 1);
+    return p->is.stages > 1 || p->is.chunks > 1 || sliced;
+}
+
+void slice_choose(Plan *p)
+{
+    Choices *is = &p->is;
+    if (!is_piped(p))
+        return;
+    Pipeline *q = pipeline_plan(p, false, false, false);
+    if (q == NULL)
+        return;
+    p->pipeline = q;
+    is->microbatch = q->feed.b;
+    is->T = q->feed.b * is->sequence;
+    is->nslices = q->feed.k;
+    is->slice = q->feed.slice;
+}

@@ -603,26 +603,33 @@ static bool is_add(const Part *q, TensorId t, int64_t width)
            p->tensors.at[t].width == width && p->tensors.at[t].kind == T_ROWS;
 }
 
+/* An addition that is the only reader of another one, in the same block. */
+static bool is_inner(const Part *q, TensorId t, OpId add)
+{
+    const Plan *p = q->p;
+    return is_add(q, t, p->tensors.at[p->ops.at[add].out[0]].width) && q->spot[t].nuses == 1 &&
+           q->block[p->tensors.at[t].def] == q->block[add];
+}
+
 static void leaves_of(const Part *q, OpId add, Leaves *leaf, int depth)
 {
     const Plan *p = q->p;
     const Op *o = &p->ops.at[add];
-    int64_t w = p->tensors.at[o->out[0]].width;
     for (int j = 0; j < o->nin; j++) {
         TensorId t = o->in[j];
-        if (is_add(q, t, w) && q->spot[t].nuses == 1 && depth < 64)
+        if (is_inner(q, t, add) && depth < 64)
             leaves_of(q, p->tensors.at[t].def, leaf, depth + 1);
         else
             vec_add(leaf, t);
     }
 }
 
-static bool is_partial_leaf(const Part *q, TensorId t, char home, int64_t width)
+static bool is_partial_leaf(const Part *q, TensorId t, char home, int64_t width, int block)
 {
     const Plan *p = q->p;
     OpId d = p->tensors.at[t].def;
     if (d == NONE || q->spot[t].nuses != 1 || q->spot[t].home != home ||
-        p->tensors.at[t].width != width || q->info[d].region)
+        p->tensors.at[t].width != width || q->info[d].region || q->block[d] != block)
         return false;
     OpKind k = p->ops.at[d].kind;
     return k == OP_LINEAR || k == OP_LINEAR_DX || k == OP_EMBED;
@@ -682,7 +689,8 @@ static bool psum_at(Part *q, OpId root, Ops *out)
     int64_t w = p->tensors.at[o.out[0]].width;
     leaves_of(q, root, &leaf, 0);
     for (int i = 0; i < leaf.n; i++)
-        if (is_partial_leaf(q, leaf.at[i], q->spot[o.out[0]].home, w))
+        if (is_partial_leaf(q, leaf.at[i], q->spot[o.out[0]].home, w,
+                            q->block[root]))
             vec_add(&terms, leaf.at[i]);
         else
             vec_add(&rest, leaf.at[i]);
@@ -700,9 +708,8 @@ static void mark_inner(Part *q, OpId add, OpId into, OpId *root, int depth)
 {
     Plan *p = q->p;
     const Op *o = &p->ops.at[add];
-    int64_t w = p->tensors.at[o->out[0]].width;
     for (int j = 0; j < o->nin; j++)
-        if (is_add(q, o->in[j], w) && q->spot[o->in[j]].nuses == 1 && depth < 64) {
+        if (is_inner(q, o->in[j], add) && depth < 64) {
             root[p->tensors.at[o->in[j]].def] = into;
             mark_inner(q, p->tensors.at[o->in[j]].def, into, root, depth + 1);
         }
@@ -716,7 +723,7 @@ static bool is_root(const Part *q, OpId i)
         return false;
     const Spot *s = &q->spot[o->out[0]];
     return !(s->nuses == 1 && p->ops.at[s->use[0]].kind == OP_ADD &&
-             !q->info[s->use[0]].region &&
+             !q->info[s->use[0]].region && q->block[s->use[0]] == q->block[i] &&
              p->tensors.at[p->ops.at[s->use[0]].out[0]].width ==
                  p->tensors.at[o->out[0]].width);
 }

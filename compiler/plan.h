@@ -394,7 +394,7 @@ typedef struct Plan {
     VEC(ParamUnit) units;
     VEC(Value) values;
     VEC(RowProg) rowprogs;
-    VEC(Inst) insts;
+    VEC(Inst) insts, front;         // front: of BEGIN, while lowering
     VEC(Func) funcs;
     VEC(Call) calls;                // the stage's step table
     int stage;
@@ -449,6 +449,11 @@ struct RefGraph;
 struct RefOptimizer;
 struct RefGraph *reference_build(const Plan *p);
 void reference_optimizer(const Train *t, struct RefOptimizer *out);
+/* pipeline.c  needs autodiff, mesh. With stages or slices: turns of the stages, microbatch,
+ *             slices and step tables (Plan.is, Plan.pipeline). User errors. */
+void slice_choose(Plan *p);
+/* sections.c  Section (chunk * stages + stage) of every operator. */
+int *plan_sections(const Plan *p);
 /* partition.c needs autodiff, mesh; fills rowmaps .. insts. User errors. */
 void partition_choose(Plan *p);
 /* calls.c     Functions and step table of a plan of one stage and one slice, from its insts. */

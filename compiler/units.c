@@ -208,7 +208,7 @@ void place_units(Part *q)
         if (o->kind != OP_LINEAR && o->kind != OP_EMBED)
             continue;
         ParamId w = p->tensors.at[o->in[1]].param;
-        if (q->param_unit[w] != NONE)
+        if (q->param_unit[w] != NONE || !q->param_here[w])
             continue;
         if (p->params.at[w].kind == PARAM_TABLE)
             table_unit(q, w, o->turn);
@@ -217,7 +217,7 @@ void place_units(Part *q)
     }
     int first = p->units.n;
     for (int w = 0; w < p->params.n; w++) {
-        if (q->param_unit[w] != NONE)
+        if (q->param_unit[w] != NONE || !q->param_here[w])
             continue;
         if (p->params.at[w].kind == PARAM_VECTOR)
             vector_unit(q, w);
@@ -228,6 +228,12 @@ void place_units(Part *q)
     }
     if (p->is.shard_vectors)
         bundle_vectors(q, first);
+    for (int i = 0; i < p->units.n; i++) {
+        ParamUnit *u = &p->units.at[i];
+        uint64_t s = q->param_stages[u->piece[0].param];
+        u->first_stage = p->stage >= 63 || (s & ((UINT64_C(1) << p->stage) - 1)) == 0;
+        u->stages = s & (s - 1) ? s : 0;
+    }
     /* offsets: matrices in order, then vectors grouped by the axes of their sums */
     int64_t at = 0;
     for (int key = 0; key >= 0;) {
@@ -251,6 +257,8 @@ void place_units(Part *q)
             continue;
         OpInfo *f = &q->info[i];
         int n = 0;
+        if (!q->param_here[p->tensors.at[o->in[1]].param])
+            continue;
         for (int j = 1; j < o->nin; j++)
             n += q->param_nunits[p->tensors.at[o->in[j]].param];
         f->unit = NEWN(UnitId, n);

@@ -95,16 +95,15 @@ static void check_widths(Verify *v)
 
 /* ---- parameters ---------------------------------------------------------------------- */
 
-/* The pieces of all units cover every column of every parameter exactly once. */
-static void check_coverage(Verify *v)
+/* Pieces of a stage's units: no column of a parameter twice; adds what they cover, of a unit
+ * that several stages hold once. */
+static void cover(Verify *v, const Plan *p, int64_t *covered)
 {
-    const Plan *p = v->p;
-    int64_t *covered = NEWN(int64_t, p->params.n);
     for (int i = 0; i < p->units.n; i++) {
         const ParamUnit *u = &p->units.at[i];
         for (int k = 0; k < u->npieces; k++) {
             const Piece *a = &u->piece[k];
-            covered[a->param] += a->cols.width;
+            covered[a->param] += u->first_stage ? a->cols.width : 0;
             for (int j = 0; j <= i; j++)
                 for (int l = 0; l < p->units.at[j].npieces; l++) {
                     const Piece *b = &p->units.at[j].piece[l];
@@ -117,6 +116,17 @@ static void check_coverage(Verify *v)
                 }
         }
     }
+}
+
+/* The units of all stages cover every column of every parameter exactly once. */
+static void check_coverage(Verify *v)
+{
+    const Plan *p = v->p;
+    int64_t *covered = NEWN(int64_t, p->params.n);
+    if (p->stage > 0)
+        return;
+    for (int r = 0; r < p->is.stages; r++)
+        cover(v, plan_stage(p, r), covered);
     for (int i = 0; i < p->params.n && p->units.n; i++)
         if (covered[i] < p->params.at[i].width)
             verify_fail(v, NONE, "%" PRId64 " of %" PRId64 " columns of `%s` are stored",
@@ -153,32 +163,63 @@ static int64_t bytes_of(const Plan *p, const Buffer *b)
                           p->is.precision == PREC_FP64 ? 8 : 4);
 }
 
-typedef struct { const Buffer *b; int first, last; } Life;
+typedef struct { const Buffer *b; int first, last; int func; bool other; } Life;
 
 static int by_place(const void *x, const void *y)
 {
     const Life *a = x, *b = y;
+    if (a->b->region != b->b->region)
+        return a->b->region < b->b->region ? -1 : 1;
     return a->b->offset < b->b->offset ? -1 : a->b->offset > b->b->offset;
 }
 
-/* Buffers that are alive together do not share a byte. Lives are found anew. */
+/* Lives, found anew: instructions and functions that touch each buffer. */
+static Life *find_lives(const Plan *p)
+{
+    Life *l = NEWN(Life, p->buffers.n);
+    for (int i = 0; i < p->buffers.n; i++)
+        l[i] = (Life){ &p->buffers.at[i], p->buffers.at[i].persistent ? 0 : INT32_MAX,
+                       p->buffers.at[i].persistent ? p->insts.n : -1, -1, false };
+    for (int f = 0; f < p->funcs.n; f++)
+        for (int i = p->funcs.at[f].first; i < p->funcs.at[f].end; i++) {
+            const Inst *n = &p->insts.at[i];
+            for (int j = 0; j < n->nin + n->nout; j++) {
+                Life *x = &l[p->values.at[j < n->nin ? n->in[j] : n->out[j - n->nin]].buffer];
+                x->first = i < x->first ? i : x->first;
+                x->last = i > x->last ? i : x->last;
+                x->other |= x->func >= 0 && x->func != f;
+                x->func = x->func < 0 ? f : x->func;
+            }
+        }
+    return l;
+}
+
+static int slice_of(const Plan *p, const Life *l) { return p->funcs.at[l->func].slice; }
+static int chunk_of(const Plan *p, const Life *l) { return p->funcs.at[l->func].chunk; }
+
+/* Are both in one copy of a region? Units' regions are one for each slice and chunk. */
+static bool together(const Plan *p, const Life *a, const Life *b)
+{
+    if (a->b->region != b->b->region)
+        return false;
+    if (a->b->region == REGION_FIXED)
+        return true;
+    return chunk_of(p, a) == chunk_of(p, b) &&
+           (a->b->region >= REGION_MICRO || slice_of(p, a) == slice_of(p, b));
+}
+
+/*
+ * Buffers that are alive together do not share a byte. In one function each way all of
+ * the block is one timeline. With more, what is in REGION_FIXED and not persistent must
+ * belong to one function, and copies of regions are checked by check_regions.
+ */
 static void check_apart(Verify *v)
 {
     const Plan *p = v->p;
-    Life *l = NEWN(Life, p->buffers.n);
+    bool one = p->is.stages == 1 && p->is.chunks == 1 && p->is.nslices == 1;
     if (p->block_bytes == 0)
         return;
-    for (int i = 0; i < p->buffers.n; i++)
-        l[i] = (Life){ &p->buffers.at[i], p->buffers.at[i].persistent ? 0 : INT32_MAX,
-                       p->buffers.at[i].persistent ? p->insts.n : -1 };
-    for (int i = 0; i < p->insts.n; i++) {
-        const Inst *n = &p->insts.at[i];
-        for (int j = 0; j < n->nin + n->nout; j++) {
-            Life *x = &l[p->values.at[j < n->nin ? n->in[j] : n->out[j - n->nin]].buffer];
-            x->first = i < x->first ? i : x->first;
-            x->last = i > x->last ? i : x->last;
-        }
-    }
+    Life *l = find_lives(p);
     qsort(l, (size_t)p->buffers.n, sizeof *l, by_place);
     for (int i = 0; i < p->buffers.n; i++) {
         int64_t end = l[i].b->offset + bytes_of(p, l[i].b);
@@ -186,11 +227,101 @@ static void check_apart(Verify *v)
             continue;
         if (end > p->block_bytes || l[i].b->offset % 64)
             verify_fail(v, NONE, "buffer `%s` is outside the block or not aligned", l[i].b->name);
-        for (int k = i + 1; k < p->buffers.n && l[k].b->offset < end; k++)
-            if (l[k].last >= l[i].first && l[k].first <= l[i].last && l[k].last >= 0)
+        if (!one && l[i].other && l[i].b->region == REGION_FIXED && !l[i].b->persistent)
+            verify_fail(v, l[i].first, "buffer `%s` goes from function to function in room that "
+                        "all share", l[i].b->name);
+        for (int k = i + 1; k < p->buffers.n && l[k].b->region == l[i].b->region &&
+                            l[k].b->offset < end; k++)
+            if (l[k].last >= l[i].first && l[k].first <= l[i].last && l[k].last >= 0 &&
+                together(p, &l[i], &l[k]))
                 verify_fail(v, l[k].first < p->insts.n ? l[k].first : NONE,
                             "buffers `%s` and `%s` are alive together and overlap",
                             l[i].b->name, l[k].b->name);
+    }
+}
+
+/* ---- copies of regions ---------------------------------------------------------------------- */
+
+typedef struct { int region, microbatch, slice, chunk; int64_t at, end; int first, last; } Copy;
+typedef VEC(Copy) Copies;
+
+static bool is_forward_side(StepKind k)
+{
+    return k == STEP_FORWARD || k == STEP_SEND_ACTIVATION || k == STEP_RECV_ACTIVATION;
+}
+
+/* Bytes that the buffers of a region's copy take. */
+static int64_t copy_bytes(const Plan *p, const Life *l, int region, int slice, int chunk)
+{
+    int64_t end = 0;
+    for (int i = 0; i < p->buffers.n; i++) {
+        if ((int)l[i].b->region != region || l[i].func < 0 || chunk_of(p, &l[i]) != chunk ||
+            (region < REGION_MICRO && slice_of(p, &l[i]) != slice))
+            continue;
+        int64_t e = l[i].b->offset + bytes_of(p, l[i].b);
+        end = e > end ? e : end;
+    }
+    return end;
+}
+
+static void note_copy(const Plan *p, int64_t bytes, int region, int icall, Copies *all, Verify *v)
+{
+    const Call *c = &p->calls.at[icall];
+    Copy x = { region, c->step.microbatch, region < REGION_MICRO ? c->step.slice : 0,
+               c->step.chunk, c->region[region], c->region[region] + bytes, icall, icall };
+    for (int i = all->n - 1; i >= 0; i--) {
+        Copy *o = &all->at[i];
+        if (o->region != x.region || o->microbatch != x.microbatch || o->slice != x.slice ||
+            o->chunk != x.chunk)
+            continue;
+        if (o->at != x.at)
+            verify_fail(v, NONE, "a region of microbatch %d moves while it is alive",
+                        x.microbatch);
+        o->last = icall;
+        return;
+    }
+    vec_add(all, x);
+}
+
+/* Every copy of a region stays in its place, and apart from those alive with it. */
+static void check_regions(Verify *v)
+{
+    const Plan *p = v->p;
+    if (p->block_bytes == 0 || (p->is.stages == 1 && p->is.chunks == 1 && p->is.nslices == 1))
+        return;
+    Life *l = find_lives(p);
+    int64_t fixed = 0;
+    int units = p->is.nslices * p->is.chunks;
+    int64_t *bytes = NEWN(int64_t, units * REGIONS);
+    for (int i = 0; i < p->buffers.n; i++)
+        if (l[i].b->region == REGION_FIXED && l[i].last >= 0 &&
+            l[i].b->offset + bytes_of(p, l[i].b) > fixed)
+            fixed = l[i].b->offset + bytes_of(p, l[i].b);
+    for (int u = 0; u < units; u++)
+        for (int r = REGION_UNIT; r < REGIONS; r++)
+            bytes[u * REGIONS + r] = copy_bytes(p, l, r, u % p->is.nslices, u / p->is.nslices);
+    Copies all = { 0 };
+    for (int i = 0; i < p->calls.n; i++) {
+        const Step *s = &p->calls.at[i].step;
+        for (int r = REGION_UNIT; s->kind < STEP_SYNC && r < REGIONS; r++) {
+            bool back = r == REGION_UNIT_BACK || r == REGION_MICRO_BACK;
+            bool forth = is_forward_side(s->kind);
+            int64_t n = bytes[(s->chunk * p->is.nslices + s->slice) * REGIONS + r];
+            if (n > 0 && !(back && forth) && !(r == REGION_UNIT_FORTH && !forth))
+                note_copy(p, n, r, i, &all, v);
+        }
+    }
+    for (int i = 0; i < all.n; i++) {
+        const Copy *a = &all.at[i];
+        if (a->at < fixed || a->end > p->block_bytes || a->at % 64)
+            verify_fail(v, NONE, "a region of microbatch %d lies outside its part of the block",
+                        a->microbatch);
+        for (int k = 0; k < i; k++) {
+            const Copy *b = &all.at[k];
+            if (a->at < b->end && b->at < a->end && a->first <= b->last && b->first <= a->last)
+                verify_fail(v, NONE, "regions of microbatches %d and %d are alive together and "
+                            "overlap", b->microbatch, a->microbatch);
+        }
     }
 }
 
@@ -211,6 +342,74 @@ static void check_values(Verify *v)
     }
 }
 
+/* ---- stages --------------------------------------------------------------------------------- */
+
+static const Func *func_of(const Plan *p, StepKind kind, int slice, int chunk)
+{
+    for (int i = 0; i < p->funcs.n; i++) {
+        const Func *f = &p->funcs.at[i];
+        if (f->kind == kind && f->slice == slice && f->chunk == chunk)
+            return f;
+    }
+    return NULL;
+}
+
+/* What one side sends is what the other expects: tensors, in order, of one layout. */
+static void check_pair(Verify *v, const Plan *from, StepKind kind, const Func *out, const Plan *to,
+                       const Func *in)
+{
+    if (out == NULL || in == NULL || out->end - out->first != in->end - in->first) {
+        verify_fail(v, NONE, "stage %d and stage %d disagree on how much is in %s", from->stage,
+                    to->stage, step_word[kind]);
+        return;
+    }
+    for (int i = 0; i < out->end - out->first; i++) {
+        const Inst *a = &from->insts.at[out->first + i], *b = &to->insts.at[in->first + i];
+        if (a->coll != COLL_SEND || b->coll != COLL_RECV || a->nin != 1 || b->nout != 1 ||
+            a->peer != to->stage || b->peer != from->stage) {
+            verify_fail(v, out->first + i, "stage %d does not send where stage %d receives",
+                        from->stage, to->stage);
+            continue;
+        }
+        const Value *x = &from->values.at[a->in[0]], *y = &to->values.at[b->out[0]];
+        if (x->tensor != y->tensor || x->rows != y->rows || x->cols != y->cols ||
+            x->ld != x->cols || y->ld != y->cols || x->layout.rows != y->layout.rows ||
+            x->layout.cols != y->layout.cols || x->layout.partial || y->layout.partial)
+            verify_fail(v, out->first + i, "stage %d sends another value than stage %d expects",
+                        from->stage, to->stage);
+    }
+}
+
+/* Also that each function does transfers alone, or none. */
+static void check_cuts(Verify *v)
+{
+    const Plan *p = v->p;
+    int P = p->is.stages, last = P * p->is.chunks - 1;
+    for (int f = 0; f < p->funcs.n; f++)
+        for (int i = p->funcs.at[f].first; i < p->funcs.at[f].end; i++) {
+            StepKind k = p->funcs.at[f].kind;
+            bool moves = k >= STEP_SEND_ACTIVATION && k <= STEP_RECV_GRADIENT;
+            const Inst *n = &p->insts.at[i];
+            bool transfer = n->kind == I_COLL && (n->coll == COLL_SEND || n->coll == COLL_RECV);
+            if (moves != transfer)
+                verify_fail(v, i, "a transfer stands among computation, or the reverse");
+        }
+    if (P == 1 || p->stages[P - 1]->insts.n == 0)
+        return;
+    for (int c = 0; c < p->is.chunks; c++)
+        for (int i = 0; i < p->is.nslices; i++) {
+            int s = c * P + p->stage;
+            const Plan *next = plan_stage(p, (s + 1) % P);
+            if (s == last)
+                continue;
+            check_pair(v, p, STEP_SEND_ACTIVATION, func_of(p, STEP_SEND_ACTIVATION, i, c), next,
+                       func_of(next, STEP_RECV_ACTIVATION, i, (s + 1) / P));
+            check_pair(v, next, STEP_SEND_GRADIENT,
+                       func_of(next, STEP_SEND_GRADIENT, i, (s + 1) / P), p,
+                       func_of(p, STEP_RECV_GRADIENT, i, c));
+        }
+}
+
 /* ---- the table ---------------------------------------------------------------------------- */
 
 typedef enum { ON_GRAPH, ON_INSTS } Needs;
@@ -223,16 +422,28 @@ static const Check checks[] = {
     { "values-inside",     check_values,   ON_INSTS },
     { "flow",              verify_flow,    ON_INSTS },      // names its own checks
     { "buffers-apart",     check_apart,    ON_INSTS },
+    { "regions-apart",     check_regions,  ON_INSTS },
+    { "transfers-match",   check_cuts,     ON_INSTS },
 };
+
+static void verify_stage(Verify *v)
+{
+    for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
+        if (checks[i].needs == ON_INSTS && v->p->insts.n == 0)
+            continue;
+        if (checks[i].needs == ON_GRAPH && v->p->stage > 0)
+            continue;
+        v->check = checks[i].name;
+        checks[i].run(v);
+    }
+}
 
 int verify_plan(const Plan *p, const char *after, FILE *f)
 {
     Verify v = { .p = p, .after = after, .f = f };
-    for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
-        if (checks[i].needs == ON_INSTS && p->insts.n == 0)
-            continue;
-        v.check = checks[i].name;
-        checks[i].run(&v);
+    for (int r = 0; r < (p->stages ? p->is.stages : 1); r++) {
+        v.p = plan_stage(p, r);
+        verify_stage(&v);
     }
     if (v.failed > 10 && f)
         fprintf(f, "verify: %d more\n", v.failed - 10);

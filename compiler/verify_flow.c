@@ -29,7 +29,7 @@ typedef struct {
 typedef VEC(Fact) Facts;
 
 /* Tokens whose rows an operator has added to a unit's gradient. */
-typedef struct { OpId op; UnitId unit; int64_t tokens; } Share;
+typedef struct { OpId op; UnitId unit; int64_t tokens; int before; } Share;
 
 typedef struct {
     Verify *v;
@@ -37,6 +37,7 @@ typedef struct {
     Facts *facts;               // per buffer
     InstId i;
     VEC(Share) shares;
+    int *newest_share;          // per op: its last one, each knows the one before
     int ncount, nnorm, ntotals, nupdate;        // of a step's end, seen so far
     int64_t contracting, contracted;            // of the product at hand: its columns, all
     TensorId dlogits;           // what the loss leaves in the logits' place
@@ -298,6 +299,15 @@ static Layout pending(Layout l, Axes more)
     return l;
 }
 
+/* Sums over these come at the end of a step: over replicas, and over stages that share. */
+enum { LATE = AX_DATA | AX_STAGE };
+
+static Axes late_axes(const Flow *f, UnitId u)
+{
+    Axes stage = u != NONE && f->p->units.at[u].stages ? AX_STAGE : 0;
+    return canon(f, AX_DATA, 1) | stage;
+}
+
 static const Op *forward_of(const Flow *f, const Inst *n)
 {
     const Op *o = &f->p->ops.at[n->op];
@@ -361,12 +371,13 @@ static void product(Flow *f, const Inst *n, bool x_by_cols)
 
 static void share(Flow *f, OpId op, UnitId u, int64_t tokens)
 {
-    for (int i = f->shares.n - 1; i >= 0 && i >= f->shares.n - 64; i--)
-        if (f->shares.at[i].op == op && f->shares.at[i].unit == u) {
+    for (int i = f->newest_share[op]; i != NONE; i = f->shares.at[i].before)
+        if (f->shares.at[i].unit == u) {
             f->shares.at[i].tokens += tokens;
             return;
         }
-    Share s = { op, u, tokens };
+    Share s = { op, u, tokens, f->newest_share[op] };
+    f->newest_share[op] = f->shares.n;
     vec_add(&f->shares, s);
 }
 
@@ -393,7 +404,7 @@ static void weight_gradient(Flow *f, const Inst *n)
     if ((a.partial | b.partial) & (Axes)~AX_YR)
         fail(f, "partial-value", "a pending sum over %s enters a product",
              axes_word(a.partial | b.partial, 1));
-    Layout t = type(0, 0, (Axes)(a.rows | canon(f, AX_DATA, 1) |
+    Layout t = type(0, 0, (Axes)(a.rows | late_axes(f, g->unit) |
                                  ((a.partial | b.partial) & AX_YR)));
     t.rep = b.partial & AX_YR ? b.rep : a.rep;
     share(f, n->op, g->unit, n->k * axes_size(f->p, a.rows, 1));
@@ -585,6 +596,7 @@ static void rule_colsum(Flow *f, const Inst *n)
         fail(f, "gradient-summed", "a sum over %s is pending on a vector split over it",
              axes_word(l.partial, l.rep));
     share(f, n->op, g->unit, facts->at[0].tokens);
+    l.partial |= late_axes(f, g->unit);
     produce_grad(f, n->out[0], l, n->accumulate);
 }
 
@@ -625,7 +637,49 @@ static void rule_embed_dw(Flow *f, const Inst *n)
         fail(f, "layout-agrees", "ids of other rows than the gradient's");
     share(f, n->op, val(f, n->out[0])->unit,
           val(f, n->in[0])->rows * axes_size(f->p, l.rows, 1));
-    produce_grad(f, n->out[0], type(0, 0, (Axes)(l.rows | canon(f, AX_DATA, 1))), true);
+    produce_grad(f, n->out[0], type(0, 0, (Axes)(l.rows | late_axes(f, val(f, n->out[0])->unit))),
+                 true);
+}
+
+/*
+ * Gradients of the keys of slices 0 .. i: one fact for each slice, complete when every
+ * slice from the last down to it has added to it.
+ */
+static void key_gradient(Flow *f, const Inst *n, ValueId id, Layout l)
+{
+    const Choices *is = &f->p->is;
+    const Value *x = val(f, id);
+    Facts *facts = &f->facts[x->buffer];
+    int slice = f->p->rowmaps.at[n->rowmap].first;
+    int64_t ranks = axes_size(f->p, x->layout.rows, 1), at = x->offset;
+    if (!same_type(l, x->layout))
+        fail(f, "layout-agrees", "the result is %s, declared %s", type_word(l),
+             type_word(x->layout));
+    if (n->accumulate == (slice == is->nslices - 1))
+        fail(f, "backward-order", "the last slice begins the gradient of its keys, others add");
+    for (int i = 0; i <= slice; i++) {
+        Value part = *x;
+        part.offset = at;
+        part.rows = is->slice[i] * is->microbatch / ranks;
+        at += part.rows * x->ld;
+        Fact *a = NULL;
+        for (int k = 0; k < facts->n; k++)
+            if (facts->at[k].offset == part.offset && facts->at[k].rows == part.rows)
+                a = &facts->at[k];
+        if (!n->accumulate) {
+            Fact new = { .offset = part.offset, .rows = part.rows, .cols = x->cols, .ld = x->ld,
+                         .type = l, .unit = NONE, .tensor = x->tensor, .copies = has_copies(x),
+                         .nterms = 1, .last = n->op, .k = 1, .want = is->nslices - i };
+            forget(f, &part);
+            vec_add(&f->facts[x->buffer], new);
+        } else if (a == NULL || a->read || a->k != is->nslices - 1 - slice) {
+            fail(f, "backward-order", "slice %d adds to the keys' gradient of slice %d, which is "
+                 "%s", slice, i, a == NULL ? "not there" : a->read ? "read already"
+                                                         : "not as far");
+        } else {
+            a->k++;
+        }
+    }
 }
 
 static void rule_attention(Flow *f, const Inst *n)
@@ -665,8 +719,11 @@ static void rule_attention(Flow *f, const Inst *n)
         dk.partial |= AX_YR;
         dk.rep = rep;
     }
-    write(f, n->out[1], dk);
-    write(f, n->out[2], dk);
+    for (int j = 1; j < 3; j++)
+        if (is->nslices == 1)
+            write(f, n->out[j], dk);
+        else
+            key_gradient(f, n, n->out[j], dk);
 }
 
 static void rule_rope(Flow *f, const Inst *n)
@@ -757,7 +814,7 @@ static void unit_scatter(Flow *f, const Inst *n)
     if (n->axes != u->spread || n->rep != u->rep)
         fail(f, "group-fits", "`%s` is spread over %s, its gradient summed over %s", u->name,
              axes_word(u->spread, u->rep), axes_word(n->axes, n->rep));
-    if ((l.partial & (Axes)~AX_DATA) != n->axes || ((n->axes & AX_YR) && l.rep != n->rep))
+    if ((l.partial & (Axes)~LATE) != n->axes || ((n->axes & AX_YR) && l.rep != n->rep))
         fail(f, "gradient-summed", "pending is {%s}, summed {%s}", axes_word(l.partial, l.rep),
              axes_word(n->axes, n->rep));
     int64_t used = u->brows * u->bcols, got = 0;
@@ -772,13 +829,13 @@ static void unit_scatter(Flow *f, const Inst *n)
         fail(f, "read-before-written", "the padding of the gradient of `%s` has not been cleared",
              u->name);
     const Facts *shards = &f->facts[val(f, n->out[0])->buffer];
-    for (int i = 0; i < shards->n; i++)
+    for (int i = 0; i < shards->n && !n->accumulate; i++)
         if (overlaps(&shards->at[i], val(f, n->out[0])))
             fail(f, "sum-twice", "the gradient of `%s` is scattered already", u->name);
     if (n->phase > PHASE_BACKWARD)
         fail(f, "step-order", "every microbatch adds to the gradient of `%s`", u->name);
-    l.partial &= AX_DATA;
-    put(f, n->out[0], l);
+    l.partial &= LATE;
+    produce_grad(f, n->out[0], l, n->accumulate);
 }
 
 /* Sums over a range of the flat gradients: type changes fact by fact. */
@@ -926,8 +983,55 @@ static void rule_exchange(Flow *f, const Inst *n)
     write(f, n->out[0], want);
 }
 
+/* Between stages: whole rows, in the layout both sides declare. */
+static void rule_transfer(Flow *f, const Inst *n)
+{
+    if (n->coll == COLL_RECV) {
+        put(f, n->out[0], val(f, n->out[0])->layout);
+        return;
+    }
+    Layout l = read(f, n->in[0]);
+    if (l.partial)
+        fail(f, "partial-value", "a sum over %s is pending in what is sent",
+             axes_word(l.partial, l.rep));
+}
+
+/* Copies of one unit on several stages. */
+static void stage_sum(Flow *f, const Inst *n)
+{
+    const Value *x = val(f, n->in[0]);
+    const ParamUnit *u = x->unit != NONE ? &f->p->units.at[x->unit] : NULL;
+    if (u == NULL || u->stages == 0 || n->stages != u->stages) {
+        fail(f, "group-fits", "the stages that sum are not those that hold it");
+        return;
+    }
+    if (n->phase != PHASE_SYNC || f->nnorm)
+        fail(f, "step-order", "copies of `%s` are summed before the last microbatch, or after the "
+             "norm", u->name);
+    Facts *facts = &f->facts[x->buffer];
+    int64_t got = 0;
+    for (int i = 0; i < facts->n; i++) {
+        if (!overlaps(&facts->at[i], x))
+            continue;
+        got += covered(&facts->at[i], x);
+        if (!(facts->at[i].type.partial & AX_STAGE))
+            fail(f, "sum-twice", "the copies of `%s` are summed already", u->name);
+        facts->at[i].type.partial &= (Axes)~AX_STAGE;
+    }
+    if (got < x->rows * x->cols)
+        fail(f, "read-before-written", "no gradient of `%s` has been written", u->name);
+}
+
 static void rule_coll(Flow *f, const Inst *n)
 {
+    if (n->coll == COLL_SEND || n->coll == COLL_RECV) {
+        rule_transfer(f, n);
+        return;
+    }
+    if (n->axes == AX_STAGE) {
+        stage_sum(f, n);
+        return;
+    }
     if (n->axes == 0 || axes_size(f->p, n->axes, n->rep) == 1)
         fail(f, "group-fits", "a group of one");
     if ((n->axes & AX_Y) == AX_YK && n->rep > 1)
@@ -993,6 +1097,7 @@ static void check_contributions(Flow *f)
 {
     const Plan *p = f->p;
     bool *found = NEWN(bool, p->ops.n);
+    int *section = plan_sections(p);
     f->i = NONE;
     for (int i = 0; i < f->shares.n; i++) {
         const Share *s = &f->shares.at[i];
@@ -1003,7 +1108,8 @@ static void check_contributions(Flow *f)
                  p->units.at[s->unit].name, p->is.T);
     }
     for (int i = 0; i < p->ops.n; i++)
-        if (op_class[p->ops.at[i].kind] == C_ACC && !found[i])
+        if (op_class[p->ops.at[i].kind] == C_ACC && !found[i] &&
+            section[i] % p->is.stages == p->stage)
             fail(f, "gradient-summed", "`%s` never adds to its gradient", p->ops.at[i].name);
     if (f->ncount != 1 || f->nnorm != 1 || f->ntotals != 1 || f->nupdate != 1)
         fail(f, "step-order", "a step has %d counts of targets, %d norms, %d totals, %d updates",
@@ -1049,9 +1155,10 @@ static void rule(Flow *f, const Inst *n)
     case I_UPDATE:     update(f, n); break;
     case I_ZERO:
         if (n->op != NONE)      // a table's gradient, before rows are added
-            put(f, n->out[0], type(0, 0, (Axes)(canon(f, AX_X | AX_DATA, 1))));
+            put(f, n->out[0], type(0, 0, (Axes)(canon(f, AX_X, 1) |
+                                                late_axes(f, val(f, n->out[0])->unit))));
         else
-            put(f, n->out[0], type(0, 0, canon(f, AX_DATA, 1)));
+            put(f, n->out[0], type(0, 0, late_axes(f, val(f, n->out[0])->unit)));
         break;
     default:
         break;
@@ -1063,6 +1170,9 @@ void verify_flow(Verify *v)
     const Plan *p = v->p;
     Flow f = { .v = v, .p = p, .i = NONE, .dlogits = NONE };
     f.facts = NEWN(Facts, p->buffers.n);
+    f.newest_share = NEWN(int, p->ops.n);
+    for (int i = 0; i < p->ops.n; i++)
+        f.newest_share[i] = NONE;
     for (int i = p->nforward; i < p->ops.n; i++)
         if (p->ops.at[i].kind == OP_CE_DX)
             f.dlogits = p->ops.at[i].out[0];
