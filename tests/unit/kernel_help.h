@@ -131,7 +131,7 @@ static inline void run(const KernelSpec *spec, RtCall *call, int64_t items, int 
 static inline KernelSpec spec_of(KernelKind kind, const char *name, bool dbl)
 {
     return (KernelSpec){ .kind = kind, .name = name, .key = name, .is_double = dbl,
-                         .bf16 = dbl ? 0 : halved };
+                         .bf16 = dbl || kind == K_ROWS ? 0 : halved };
 }
 
 static inline void both(void (*test)(bool dbl, int variant), int variants)

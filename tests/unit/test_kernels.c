@@ -69,6 +69,8 @@ static void orders(const Att *a, Order *q, Order *k)
 
 typedef struct { const Att *a; Order q, k; int64_t ld[9]; double *x[9]; double scale; } AttTwin;
 enum { Q, K, V, O, LSE, DO, DQ, DK, DV };
+enum { FORWARD = 1 << Q | 1 << K | 1 << V | 1 << O };   // what can be bf16
+enum { BACKWARD = FORWARD | 1 << DO | 1 << DQ };
 
 static bool sees(const AttTwin *t, int64_t i, int64_t j)
 {
@@ -153,6 +155,15 @@ static KernelSpec attention_spec(const Att *a, bool dbl, double scale)
     s.window = a->window;
     s.softcap = a->softcap;
     s.scale = scale;
+    s.bf16 &= FORWARD;
+    return s;
+}
+
+/* Of a forward kernel's spec. */
+static KernelSpec attention_backward(KernelSpec s)
+{
+    s.kind = K_ATTN_DX;
+    s.bf16 = s.is_double ? 0 : halved;
     return s;
 }
 
@@ -179,7 +190,7 @@ static void attention_case(const Att *a, bool dbl, int workers)
     for (int64_t i = 0; i < b[O].n; i++) t.x[O][i] = at(b[O], i);
     for (int64_t i = 0; i < b[LSE].n; i++) t.x[LSE][i] = at(b[LSE], i);
     twin_backward(&t);
-    s.kind = K_ATTN_DX;
+    s = attention_backward(s);
     run(&s, &call, a->nseq * a->kv, workers);
     same(b[DQ], t.x[DQ], 1e-12, 1e-4, "attention: dq");
     same(b[DK], t.x[DK], 1e-12, 1e-4, "attention: dk");
@@ -218,8 +229,8 @@ static void attention(bool dbl, int v)
 Test(attention, all) { both(attention, sizeof atts / sizeof *atts); }
 Test(attention, bf16)
 {
-    static const uint32_t mask[] = { 1 << Q | 1 << K | 1 << V | 1 << O | 1 << DO | 1 << DQ,
-        1 << Q | 1 << DQ, 1 << K | 1 << DO, 1 << V | 1 << O };
+    static const uint32_t mask[] = { BACKWARD, 1 << Q | 1 << DQ, 1 << K | 1 << DO,
+                                     1 << V | 1 << O };
     halves(attention, sizeof atts / sizeof *atts, mask[0]);
     for (int i = 1; i < 4; i++) halves(attention, 5, mask[i]);
 }
@@ -355,7 +366,7 @@ static void sliced(bool dbl, int v)
     sliced_same(&z, O, "slices: o");
     sliced_same(&z, LSE, "slices: lse");
     twin_backward(&z.t);
-    z.spec.kind = K_ATTN_DX;
+    z.spec = attention_backward(z.spec);
     for (int64_t i = z.cut->n - 1; i >= 0; i--) {
         sliced_run(&z, i);
         z.spec.accumulate = true;
@@ -366,10 +377,7 @@ static void sliced(bool dbl, int v)
     sliced_close(&z);
 }
 Test(attention, sliced) { both(sliced, 6); }
-Test(attention, sliced_bf16)
-{
-    halves(sliced, 6, 1 << Q | 1 << K | 1 << V | 1 << O | 1 << DO | 1 << DQ);
-}
+Test(attention, sliced_bf16) { halves(sliced, 6, BACKWARD); }
 
 /* ---- rotary positions ----------------------------------------------------- */
 
@@ -676,7 +684,7 @@ Test(object, other_machines)
     llvm_features = "+avx512f,+avx512vl,+avx512dq,+avx512bw,+avx2,+fma";
     for (int d = 0; d < 3; d++) {
         KernelSpec k = spec_of(K_ATTN_DX, "k", d == 1);
-        if (d == 2) k.bf16 = 1 << Q | 1 << K | 1 << V | 1 << O | 1 << DO | 1 << DQ;
+        if (d == 2) k.bf16 = BACKWARD;
         k.heads = k.kv_heads = 2;
         k.hd = 50;
         k.causal = true;
