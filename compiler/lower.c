@@ -386,11 +386,40 @@ void front_end(Part *q, Phase phase)
 
 /* ---- parameters -------------------------------------------------------------------- */
 
+/* A unit's numbers in a buffer of their own: the block, or the rank's shard of it. */
+static ValueId unit_buffer(Part *q, UnitId u, bool whole, BufClass class, const char *what)
+{
+    const ParamUnit *n = &q->p->units.at[u];
+    Value v = { .tensor = NONE, .rows = n->brows, .cols = n->bcols, .ld = n->bcols, .unit = u,
+                .whole = whole, .rowmap = NONE, .layout = { .rep = 1 } };
+    if (!whole) {
+        v.rows = 1;
+        v.cols = v.ld = n->shard;
+    }
+    v.gathered = class == BUF_GATHERED;
+    v.buffer = buffer_new(q, what, class, D_REAL,
+                          n->shard * (whole ? axes_size(q->p, n->spread, n->rep) : 1));
+    return value_add(q, v);
+}
+
+static void unit_gather(Part *q, UnitId u, Axes axes, int rep, ValueId from, ValueId to,
+                        const char *why)
+{
+    Plan *p = q->p;
+    const ParamUnit *n = &p->units.at[u];
+    coll(q, COLL_ALL_GATHER, axes, rep, from, to, NONE,
+         str_fmt("%s: all-gather over %s", n->name, axes_word(axes, rep)),
+         str_fmt("%s `%s` %s over %s", why, n->name, axes == AX_DATA ? "are split" : "is spread",
+                 axes_word(axes, rep)));
+    p->insts.at[p->insts.n - 1].loc = n->loc;
+}
+
 ValueId weight(Part *q, UnitId u)
 {
     Plan *p = q->p;
     ParamUnit *n = &p->units.at[u];
-    if (n->spread == 0)
+    bool parts = p->is.zero >= 3;       // replicas keep parts of the shards
+    if (n->spread == 0 && !parts)
         return n->p;
     bool fresh = q->unit_whole[u] != NONE &&
         (p->is.keep_weights || (q->unit_phase[u] == q->phase && q->unit_turn[u] == q->turn));
@@ -400,21 +429,24 @@ ValueId weight(Part *q, UnitId u)
     Phase phase = q->phase;
     if (once)
         front(q);
-    Value v = { .tensor = NONE, .rows = n->brows, .cols = n->bcols, .ld = n->bcols, .unit = u,
-                .whole = true, .rowmap = NONE, .layout = { .rep = 1 }, .gathered = true };
-    v.buffer = buffer_new(q, str_fmt("%s, gathered", n->name), BUF_GATHERED, D_REAL,
-                          n->shard * axes_size(p, n->spread, n->rep));
-    ValueId dst = value_add(q, v);
-    coll(q, COLL_ALL_GATHER, n->spread, n->rep, n->p, dst, NONE,
-         str_fmt("%s: all-gather over %s", n->name, axes_word(n->spread, n->rep)),
-         str_fmt("the block of `%s` is spread over %s", n->name, axes_word(n->spread, n->rep)));
-    p->insts.at[p->insts.n - 1].loc = n->loc;
+    ValueId from = n->p, to = from;
+    if (parts) {
+        bool whole = n->spread == 0;
+        to = unit_buffer(q, u, whole, whole ? BUF_GATHERED : BUF_WORK,
+                         str_fmt("%s, of all replicas", n->name));
+        unit_gather(q, u, AX_DATA, 1, from, to, "zero = 3: the shards of");
+        from = to;
+    }
+    if (n->spread) {
+        to = unit_buffer(q, u, true, BUF_GATHERED, str_fmt("%s, gathered", n->name));
+        unit_gather(q, u, n->spread, n->rep, from, to, "the block of");
+    }
     if (once)
         front_end(q, phase);
-    q->unit_whole[u] = dst;
+    q->unit_whole[u] = to;
     q->unit_phase[u] = q->phase;
     q->unit_turn[u] = q->turn;
-    return dst;
+    return to;
 }
 
 /* What pads the block to equal shards is summed and counted in the norm: zeros. */
@@ -435,40 +467,62 @@ static void clear_tail(Part *q, UnitId u, ValueId whole)
              value_add(q, v));
 }
 
+/* Is the unit's gradient made whole and then scattered, or made where it is kept? */
+static bool is_scattered(const Part *q, const ParamUnit *u)
+{
+    return u->spread != 0 || q->p->is.zero >= 2;
+}
+
 ValueId weight_grad(Part *q, UnitId u, bool *first)
 {
-    Plan *p = q->p;
-    ParamUnit *n = &p->units.at[u];
+    ParamUnit *n = &q->p->units.at[u];
     UnitGrad *g = &q->grad[u];
-    *first = n->spread == 0 ? !g->begun : g->done == 0;
-    if (n->spread == 0)
+    *first = is_scattered(q, n) ? g->done == 0 : !g->begun;
+    if (!is_scattered(q, n))
         return n->g;
     if (g->whole == NONE) {
-        Value v = { .tensor = NONE, .rows = n->brows, .cols = n->bcols, .ld = n->bcols, .unit = u,
-                    .whole = true, .rowmap = NONE, .layout = { .rep = 1 } };
-        v.buffer = buffer_new(q, str_fmt("gradient of %s, whole", n->name), BUF_WORK, D_REAL,
-                              n->shard * axes_size(p, n->spread, n->rep));
-        g->whole = value_add(q, v);
+        g->whole = unit_buffer(q, u, true, BUF_WORK, str_fmt("gradient of %s, whole", n->name));
         clear_tail(q, u, g->whole);
     }
     return g->whole;
 }
 
-void weight_grad_done(Part *q, UnitId u, OpId op)
+/* Sums `from` over axes, each rank keeping its part; `last`: into the stored gradient. */
+static void grad_scatter(Part *q, UnitId u, Axes axes, int rep, ValueId from, ValueId to,
+                         OpId op, bool last)
 {
     Plan *p = q->p;
-    ParamUnit *n = &p->units.at[u];
+    const ParamUnit *n = &p->units.at[u];
+    const char *why = axes == AX_DATA
+        ? str_fmt("replicas saw other sequences; each keeps its part of `%s` (zero = %d)", n->name,
+                  p->is.zero)
+        : str_fmt("each rank of %s saw other tokens or heads; the block of `%s` is spread over it",
+                  axes_word(axes, rep), n->name);
+    coll(q, COLL_REDUCE_SCATTER, axes, rep, from, to, op,
+         str_fmt("gradient, reduce-scatter over %s", axes_word(axes, rep)), why);
+    p->insts.at[p->insts.n - 1].accumulate = last && q->grad[u].begun;
+}
+
+void weight_grad_done(Part *q, UnitId u, OpId op)
+{
+    const ParamUnit *n = &q->p->units.at[u];
     UnitGrad *g = &q->grad[u];
+    bool parts = q->p->is.zero >= 2;
     g->done++;
-    if (n->spread == 0)
+    if (!is_scattered(q, n))
         g->begun = true;
-    if (g->done < g->ncontrib || n->spread == 0)
+    if (g->done < g->ncontrib || !is_scattered(q, n))
         return;
-    coll(q, COLL_REDUCE_SCATTER, n->spread, n->rep, g->whole, n->g, op,
-         str_fmt("gradient, reduce-scatter over %s", axes_word(n->spread, n->rep)),
-         str_fmt("each rank of %s saw other tokens or heads; the block of `%s` is spread over it",
-                 axes_word(n->spread, n->rep), n->name));
-    p->insts.at[p->insts.n - 1].accumulate = g->begun;
+    ValueId from = g->whole;
+    if (n->spread) {
+        ValueId to = n->g;
+        if (parts)
+            to = unit_buffer(q, u, false, BUF_WORK, str_fmt("gradient of %s, shard", n->name));
+        grad_scatter(q, u, n->spread, n->rep, from, to, op, !parts);
+        from = to;
+    }
+    if (parts)
+        grad_scatter(q, u, AX_DATA, 1, from, n->g, op, true);
     g->begun = true;
 }
 
@@ -555,7 +609,7 @@ static void count_contributions(Part *q, Phase phase)
         UnitGrad *g = &q->grad[i];
         g->ncontrib = g->done = 0;
         g->whole = NONE;
-        if (p->units.at[i].spread)
+        if (is_scattered(q, &p->units.at[i]))
             memset(g->first, 0, sizeof *g->first * (size_t)p->units.at[i].npieces);
         if (!p->is.keep_weights)
             q->unit_whole[i] = NONE;
@@ -572,12 +626,16 @@ static void count_contributions(Part *q, Phase phase)
     }
 }
 
-static void make_regions(Part *q)       // the persistent buffers and each unit's share
+/* The persistent buffers and each unit's share of them. */
+static void make_regions(Part *q)
 {
     Plan *p = q->p;
-    BufferId params = buffer_new(q, "parameters", BUF_PARAMS, D_REAL, p->flat_pad);
-    BufferId grads = buffer_new(q, "gradients", BUF_GRADS, D_REAL, p->flat_pad);
-    int64_t part = p->is.zero >= 1 ? p->flat_pad / p->is.data : p->flat_pad;
+    int zero = p->is.zero, d = p->is.data;
+    int64_t part = zero >= 1 ? p->flat_pad / d : p->flat_pad;
+    BufferId params = buffer_new(q, "parameters", BUF_PARAMS, D_REAL,
+                                 zero >= 3 ? part : p->flat_pad);
+    BufferId grads = buffer_new(q, "gradients", BUF_GRADS, D_REAL,
+                                zero >= 2 ? part : p->flat_pad);
     bool adam = p->config->train.optimizer == OPT_ADAMW;
     buffer_new(q, "first moments", BUF_MOMENTS, D_REAL, part);
     buffer_new(q, "second moments", BUF_MOMENTS, D_REAL, adam ? part : 0);
@@ -585,16 +643,20 @@ static void make_regions(Part *q)       // the persistent buffers and each unit'
         p->buffers.at[i].persistent = true;
     for (int i = 0; i < p->units.n; i++) {
         ParamUnit *u = &p->units.at[i];
-        Value v = { .tensor = NONE, .unit = i, .rowmap = NONE, .layout = { .rep = 1 },
-                    .buffer = params, .offset = u->offset, .rows = 1, .cols = u->shard,
-                    .ld = u->shard };
+        Value whole = { .tensor = NONE, .unit = i, .rowmap = NONE, .layout = { .rep = 1 },
+                        .buffer = params, .offset = u->offset, .rows = 1, .cols = u->shard,
+                        .ld = u->shard };
+        Value own = whole;
+        own.part = true;
+        own.offset = u->offset / d;
+        own.cols = own.ld = u->shard / d;
         if (u->spread == 0) {
-            v.rows = u->brows;
-            v.cols = v.ld = u->bcols;
+            whole.rows = u->brows;
+            whole.cols = whole.ld = u->bcols;
         }
-        u->p = value_add(q, v);
-        v.buffer = grads;
-        u->g = value_add(q, v);
+        u->p = value_add(q, zero >= 3 ? own : whole);
+        whole.buffer = own.buffer = grads;
+        u->g = value_add(q, zero >= 2 ? own : whole);
     }
 }
 

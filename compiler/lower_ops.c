@@ -885,25 +885,32 @@ void lower_sync(Part *q)
     sum_vectors(q);
     sum_stages(q);
     Axes data = canon(p, AX_DATA, 1);
+    int zero = data ? p->is.zero : 0;
     int64_t part = p->flat_pad / p->is.data;
-    bool sharded = data && p->is.zero >= 1;
-    if (sharded)
+    if (zero == 1)
         coll(q, COLL_REDUCE_SCATTER, data, 1, range(q, true, 0, p->flat_pad),
              range(q, true, 0, part), NONE, "gradients: reduce-scatter over data",
              "replicas saw other sequences; each updates its part of the parameters (zero = 1)");
-    else if (data)
+    else if (data && zero == 0)
         coll(q, COLL_ALL_REDUCE, data, 1, range(q, true, 0, p->flat_pad),
              range(q, true, 0, p->flat_pad), NONE, "gradients: all-reduce over data",
              "replicas saw other sequences");
-    ValueId g = range(q, true, 0, sharded ? part : p->flat);
-    ValueId w = range(q, false, 0, sharded ? part : p->flat);
+    ValueId g = range(q, true, 0, zero >= 1 ? part : p->flat);
+    ValueId w = range(q, false, 0, zero == 1 || zero == 3 ? part : p->flat);
     inst_in(inst_new(q, I_NORM, NONE, "squares of the gradient"), g);
     inst_new(q, I_TOTALS, NONE, "loss and gradient norm");
     q->phase = PHASE_OPTIMIZER;
     Inst *u = inst_new(q, I_UPDATE, NONE, "optimizer");
     inst_in(u, g);
     inst_out(u, w);
-    if (sharded)
+    if (zero == 1)
         coll(q, COLL_ALL_GATHER, data, 1, w, range(q, false, 0, p->flat_pad), NONE,
              "parameters: all-gather over data", "each replica updated its part (zero = 1)");
+    for (int i = 0; zero == 2 && i < p->units.n; i++) {
+        const ParamUnit *n = &p->units.at[i];
+        coll(q, COLL_ALL_GATHER, data, 1, range(q, false, n->offset, n->shard / p->is.data),
+             range(q, false, n->offset, n->shard), NONE,
+             str_fmt("%s: all-gather over data", n->name),
+             "each replica updated its part (zero = 2)");
+    }
 }

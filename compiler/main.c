@@ -91,7 +91,9 @@ int command_check(Compile *c)
     if (!compile_to(c, "autodiff"))
         return EXIT_INPUT;
     if (c->plan->is.refused == NULL) {
-        partition_choose(c->plan);
+        slice_choose(c->plan);
+        if (!diag_errors())
+            partition_choose(c->plan);
         if (diag_errors())
             return EXIT_INPUT;
     }

@@ -503,7 +503,6 @@ static void find_refused(Plan *p)
     const PlanSpec *s = &p->config->plan;
     const Train *t = &p->config->train;
     struct { bool is; const char *what; Loc loc; const char *hint; } list[] = {
-        { p->is.zero >= 2, "zero = 2 and 3", s->zero.loc, "zero = 1" },
         { t->precision > PREC_FP32, "precisions below fp32", t->precision_loc,
           "precision = fp32" },
         { t->reduce_bf16, "reduce = bf16", t->reduce_loc, "reduce = fp32" },
@@ -586,8 +585,10 @@ void mesh_choose(Plan *p)
     check_partition(p);
     choose_chunk(p);
     choose_room(p);
-    is->shard_vectors = is_word(s->vectors, "sharded");
-    is->vectors_why = s->vectors.v ? "pinned" : "whole: no gather in any turn, one sum at the end";
+    is->shard_vectors = is_word(s->vectors, "sharded") || (!s->vectors.v && is->zero >= 2);
+    is->vectors_why = s->vectors.v ? "pinned"
+        : is->zero >= 2 ? "sharded: those of a turn travel together over data"
+        : "whole: no gather in any turn, one sum at the end";
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     int64_t ranks = plan_ranks(p);
     if (is->workers == 0)

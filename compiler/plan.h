@@ -143,7 +143,9 @@ typedef struct {
  * one turn. Its block on a rank is [brows, bcols]; bcols are the local pieces
  * of `pieces`, one after another. The block, flattened row by row and padded,
  * is cut evenly over `spread` (x, and the axes it would be replicated on);
- * spread 0: every rank that shares the block keeps all of it.
+ * spread 0: every rank that shares the block keeps all of it. With zero >= 2 shard and
+ * offset are multiples of data, and replica d owns part d of the shard; what is kept of
+ * owned parts alone (moments, gradients, with zero 3 parameters) has it at offset/data.
  */
 typedef struct { ParamId param; Segment cols; int64_t local_start; } Piece;
 typedef struct {
@@ -213,6 +215,7 @@ typedef struct {
     BufferId buffer; int64_t offset;        // elements
     UnitId unit;            // weights: which unit; `layout` is then unused
     bool whole;             // weights: gathered block (else the shard)
+    bool part;              // weights: the replica's part of the shard alone (zero 2, 3)
     bool gathered; Phase made;  // a gathered copy, and the phase that made it (see keep)
 } Value;
 

@@ -54,6 +54,8 @@ static void unit_finish(Part *q, ParamUnit *u, bool spread_all)
     u->repl = spread_all ? 0 : free;
     int64_t ways = axes_size(p, u->spread, u->rep);
     u->shard = (u->brows * u->bcols + ways - 1) / ways;
+    if (p->is.zero >= 2)
+        u->shard = (u->shard + p->is.data - 1) / p->is.data * p->is.data;
 }
 
 static Spot *rows_spot(Part *q, ParamId w) { return &q->spot[q->p->tensors.n + 2 * w]; }
@@ -235,14 +237,14 @@ void place_units(Part *q)
         u->stages = s & (s - 1) ? s : 0;
     }
     /* offsets: matrices in order, then vectors grouped by the axes of their sums */
-    int64_t at = 0;
+    int64_t at = 0, align = (int64_t)ALIGN * (p->is.zero >= 2 ? p->is.data : 1);
     for (int key = 0; key >= 0;) {
         int next = -1;
         for (int i = 0; i < p->units.n; i++) {
             int k = unit_order(&p->units.at[i]);
             if (k == key) {
                 p->units.at[i].offset = at;
-                at += (p->units.at[i].shard + ALIGN - 1) / ALIGN * ALIGN;
+                at += (p->units.at[i].shard + align - 1) / align * align;
             } else if (k > key && (next < 0 || k < next))
                 next = k;
         }

@@ -18,7 +18,7 @@
 typedef struct {
     int64_t offset, rows, cols, ld;
     Layout type;
-    UnitId unit; bool whole;    // weights and their gradients
+    UnitId unit; bool whole, part;      // weights and their gradients
     TensorId tensor;            // what it holds; of a sum, its first term
     bool copies;                // some columns are held by several ranks of y
     int nterms; OpId last;      // operators that added to it, and the last of them
@@ -168,7 +168,7 @@ static Layout read(Flow *f, ValueId id)
         if (x->tensor != NONE && a->tensor != NONE && !holds(f, a, x->tensor, 0))
             fail(f, "other-contents", "`%s` is not, or not yet, in `%s`",
                  f->p->tensors.at[x->tensor].name, f->p->buffers.at[x->buffer].name);
-        if (x->unit != NONE && (a->unit != x->unit || a->whole != x->whole))
+        if (x->unit != NONE && (a->unit != x->unit || a->whole != x->whole || a->part != x->part))
             fail(f, "layout-agrees", "`%s` holds another block than the operand names",
                  f->p->buffers.at[x->buffer].name);
     }
@@ -200,7 +200,7 @@ static void put(Flow *f, ValueId id, Layout type)
     const Value *x = val(f, id);
     const Inst *n = &f->p->insts.at[f->i == NONE ? 0 : f->i];
     Fact a = { .offset = x->offset, .rows = x->rows, .cols = x->cols, .ld = x->ld, .type = type,
-               .unit = x->unit, .whole = x->whole, .tensor = x->tensor,
+               .unit = x->unit, .whole = x->whole, .part = x->part, .tensor = x->tensor,
                .copies = has_copies(x), .nterms = 1, .last = f->i == NONE ? NONE : n->op };
     a.k = f->contracting;
     a.want = f->contracted;
@@ -335,6 +335,9 @@ static const ParamUnit *read_weight(Flow *f, ValueId id)
     if (canon(f, u->spread, u->rep) && !w->whole)
         fail(f, "read-before-written", "the block of `%s` is spread over %s and not gathered",
              u->name, axes_word(u->spread, u->rep));
+    if (w->part)
+        fail(f, "read-before-written", "the shard of `%s` is split over data and not gathered",
+             u->name);
     read(f, id);
     return u;
 }
@@ -775,14 +778,19 @@ static void rule_loss(Flow *f, const Inst *n)
 
 /* ---- rules: collectives --------------------------------------------------------------------- */
 
+/* Parts of a shard over data, or shards of a block over its spread. */
 static void weight_gather(Flow *f, const Inst *n)
 {
-    const Value *a = val(f, n->in[0]);
+    const Value *a = val(f, n->in[0]), *c = val(f, n->out[0]);
     const ParamUnit *u = &f->p->units.at[a->unit];
     read(f, n->in[0]);
-    if (n->axes != u->spread || n->rep != u->rep)
+    bool parts = n->axes == AX_DATA;
+    if (parts ? !a->part || c->part || c->whole != (u->spread == 0)
+              : n->axes != u->spread || n->rep != u->rep || a->part || a->whole || !c->whole)
         fail(f, "group-fits", "`%s` is spread over %s, gathered over %s", u->name,
              axes_word(u->spread, u->rep), axes_word(n->axes, n->rep));
+    if (c->unit != a->unit)
+        fail(f, "group-fits", "`%s` is gathered into the room of another unit", u->name);
     put(f, n->out[0], type(0, 0, 0));
 }
 
@@ -806,19 +814,11 @@ static Layout fact_type(Flow *f, ValueId id)        // of a gradient, where it i
     return l;
 }
 
-static void unit_scatter(Flow *f, const Inst *n)
+/* What pads the block to equal shards must be zeros. */
+static void tail_cleared(Flow *f, const Inst *n, const ParamUnit *u)
 {
-    const ParamUnit *u = &f->p->units.at[val(f, n->in[0])->unit];
-    read(f, n->in[0]);
-    Layout l = fact_type(f, n->in[0]);
-    if (n->axes != u->spread || n->rep != u->rep)
-        fail(f, "group-fits", "`%s` is spread over %s, its gradient summed over %s", u->name,
-             axes_word(u->spread, u->rep), axes_word(n->axes, n->rep));
-    if ((l.partial & (Axes)~LATE) != n->axes || ((n->axes & AX_YR) && l.rep != n->rep))
-        fail(f, "gradient-summed", "pending is {%s}, summed {%s}", axes_word(l.partial, l.rep),
-             axes_word(n->axes, n->rep));
     int64_t used = u->brows * u->bcols, got = 0;
-    Value tail = *val(f, n->in[0]);     // what pads the block to equal shards
+    Value tail = *val(f, n->in[0]);
     tail.offset += used;
     tail.rows = 1;
     tail.cols = tail.ld = u->shard * axes_size(f->p, u->spread, u->rep) - used;
@@ -828,13 +828,35 @@ static void unit_scatter(Flow *f, const Inst *n)
     if (got < tail.cols)
         fail(f, "read-before-written", "the padding of the gradient of `%s` has not been cleared",
              u->name);
-    const Facts *shards = &f->facts[val(f, n->out[0])->buffer];
+}
+
+/* A unit's gradient: whole, then over its spread, then (zero >= 2) over data. */
+static void unit_scatter(Flow *f, const Inst *n)
+{
+    const Value *a = val(f, n->in[0]), *c = val(f, n->out[0]);
+    const ParamUnit *u = &f->p->units.at[a->unit];
+    bool parts = n->axes == AX_DATA;
+    read(f, n->in[0]);
+    Layout l = fact_type(f, n->in[0]);
+    if (parts ? f->p->is.zero < 2 || !c->part || a->part || a->whole != (u->spread == 0)
+              : n->axes != u->spread || n->rep != u->rep || !a->whole || c->whole || c->part)
+        fail(f, "group-fits", "`%s` is spread over %s, its gradient summed over %s", u->name,
+             axes_word(u->spread, u->rep), axes_word(n->axes, n->rep));
+    Axes now = l.partial & (Axes)~(parts ? AX_STAGE | u->repl : LATE);
+    if (now != n->axes || ((n->axes & AX_YR) && l.rep != n->rep) || c->unit != a->unit)
+        fail(f, "gradient-summed", "pending is {%s}, summed {%s}", axes_word(l.partial, l.rep),
+             axes_word(n->axes, n->rep));
+    if (a->whole)
+        tail_cleared(f, n, u);
+    const Facts *shards = &f->facts[c->buffer];
     for (int i = 0; i < shards->n && !n->accumulate; i++)
-        if (overlaps(&shards->at[i], val(f, n->out[0])))
+        if (overlaps(&shards->at[i], c))
             fail(f, "sum-twice", "the gradient of `%s` is scattered already", u->name);
     if (n->phase > PHASE_BACKWARD)
         fail(f, "step-order", "every microbatch adds to the gradient of `%s`", u->name);
-    l.partial &= LATE;
+    l.partial &= (Axes)~n->axes;
+    if (parts)
+        l.cols = AX_DATA;
     produce_grad(f, n->out[0], l, n->accumulate);
 }
 
@@ -875,6 +897,8 @@ static void range_gather(Flow *f, const Inst *n)
 {
     Facts *facts = &f->facts[val(f, n->in[0])->buffer];
     for (int i = 0; i < facts->n; i++) {
+        if (!overlaps(&facts->at[i], val(f, n->out[0])))
+            continue;
         if (facts->at[i].type.cols && facts->at[i].type.cols != n->axes)
             fail(f, "group-fits", "parameters are split over {%s}, gathered over {%s}",
                  axes_word(facts->at[i].type.cols, 1), axes_word(n->axes, n->rep));
@@ -1082,7 +1106,7 @@ static void update(Flow *f, const Inst *n)
         fail(f, "step-order", "the update does not stand once behind the totals");
     Facts *facts = &f->facts[val(f, n->out[0])->buffer];
     for (int i = 0; i < facts->n; i++)
-        facts->at[i].type.cols = f->p->is.zero >= 1 ? data : 0;
+        facts->at[i].type.cols = f->p->is.zero == 1 || f->p->is.zero == 2 ? data : 0;
 }
 
 static void begin(Flow *f)      // parameters are there; gradients are not
