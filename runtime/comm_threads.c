@@ -32,6 +32,7 @@ enum {
     BLOCK = 1024,           // elements summed at a time, on the stack
     SMALL = 4096,           // bytes up to which all_reduce is done by everyone for itself
     SHARED = 64 << 10,      // bytes from which a rank's workers share a collective
+    HOPS = 16,              // ranks that the message of a wait names
     BOXES = 2,              // messages a sender may be ahead of its receiver
 };
 static const unsigned OVER = 1u << 31;  // in RtBarrier.gen, RtMail.sent, .taken: the run ends
@@ -172,8 +173,13 @@ static int waited_too_long(RtRank *r, int worker, const char *what)
                                  "%lld) for %s", rt->exe, rt_who(r, who), rt->timeout_s, words,
                                  op >= 0 ? rt_text(r->program, r->program->steps[op].source) : "",
                                  op >= 0 ? ", " : "", (long long)r->now.step + 1, whom);
-    for (int hop = 1; hop < rt->nranks && peer >= 0 && at < sizeof text; hop++) {
+    int seen[HOPS];
+    for (int hop = 0; hop < HOPS && peer >= 0 && at < sizeof text; hop++) {
+        seen[hop] = r->id;
         r = &rt->rank[peer];
+        for (int i = 0; i <= hop; i++)
+            if (seen[i] == peer)
+                return rt_fail(rt, RT_WORLD, "%s\nnote: they wait for each other", text);
         op = atomic_load(&r->op);
         peer = awaited_by(r);
         op_words(r, op, "nothing", words, sizeof words);

@@ -7,7 +7,9 @@
  *     h [T/(xz), H] sum over y of the look-ups
  *     logits [T/(xz), V/y]
  *
- * Gradients are reduce-scattered over x and z, then summed over data.
+ * Gradients are reduce-scattered over x and z, then summed over data: with zero >= 2 in
+ * each microbatch, unit by unit. With zero 3 each gather over x and z has one over data
+ * before it.
  */
 #include "handmade.h"
 
@@ -225,6 +227,19 @@ static void add_passes(Hand *h)
     add_pass(h, RT_PASS_OPTIMIZER, at[3], at[4], 0);
 }
 
+/* The sum of a unit's gradients: over x and z, and with zero >= 2 over data. */
+static void reduce(Hand *h, const char *name, int spread, int64_t from, int64_t between,
+                   int64_t to, int64_t shard)
+{
+    bool over_data = h->head.zero >= 2;
+    RtStep *s = coll(h, RT_REDUCE_SCATTER, 1, name, spread, from, over_data ? between : to, shard);
+    s->accumulate_later = !over_data;
+    if (over_data) {
+        s = coll(h, RT_REDUCE_SCATTER, 1, name, RT_DATA, between, to, shard / h->head.data);
+        s->accumulate_later = 1;
+    }
+}
+
 static RtRef ref(int64_t offset, int64_t ld)
 {
     return (RtRef){ .offset = offset, .ld = ld };
@@ -290,7 +305,9 @@ RtProgram *handmade(const Make *k)
     h->piece[1] = (RtPiece){ 1, 1, 0, V, 0 };
     h->piece[2] = (RtPiece){ 2, 1, 0, 2 * H, 0 };
     int spread = RT_X | RT_Z;
-    int64_t e_shard = (part * H + n - 1) / n, w_shard = e_shard, v_shard = 2 * H;
+    int parts = k->zero >= 2 ? k->data : 1;     // that replicas own of a shard
+    int64_t e_shard = (part * H + n * parts - 1) / (n * parts) * parts, w_shard = e_shard;
+    int64_t v_shard = (2 * H + parts - 1) / parts * parts;
     h->unit[0] = (RtUnit){ .rows = 0, .first_piece = 0, .npieces = 1, .counts = 1, .spread = spread,
                            .brows = part, .bcols = H, .shard = e_shard, .offset = 0 };
     h->unit[1] = (RtUnit){ .rows = 1, .col_axis = RT_YK, .first_piece = 1, .npieces = 1,
@@ -302,8 +319,8 @@ RtProgram *handmade(const Make *k)
     d->flat = e_shard + w_shard + v_shard;
     d->flat_pad = (d->flat + k->data * 16 - 1) / (k->data * 16) * (k->data * 16);
     int64_t state = k->zero ? d->flat_pad / k->data : d->flat_pad;
-    d->params_offset = place(h, d->flat_pad);
-    d->grads_offset = place(h, d->flat_pad);
+    d->params_offset = place(h, k->zero >= 3 ? state : d->flat_pad);
+    d->grads_offset = place(h, k->zero >= 2 ? state : d->flat_pad);
     d->m_offset = place(h, state);
     d->v_offset = place(h, state);
     d->master_offset = -1;
@@ -313,7 +330,13 @@ RtProgram *handmade(const Make *k)
     int64_t E = place(h, e_shard * n), W = place(h, w_shard * n), dE = place(h, e_shard * n);
     int64_t dW = place(h, w_shard * n), X = place(h, rows * H), dX = place(h, rows * H);
     int64_t L = place(h, rows * part), S = place(h, rows * 3), all = place(h, rows * 3 * k->y);
-    int64_t gE = d->grads_offset, gW = gE + e_shard * real;
+    int64_t P = d->params_offset, own = e_shard / parts * real;
+    int64_t gE = d->grads_offset, gW = gE + (k->zero >= 2 ? own : e_shard * real);
+    int64_t sE = P, sW = P + e_shard * real, sG = place(h, e_shard);
+    if (k->zero >= 3) {
+        sE = place(h, e_shard);
+        sW = place(h, w_shard);
+    }
 
     size.brows = size.part = part;
     size.hidden = H;
@@ -321,9 +344,12 @@ RtProgram *handmade(const Make *k)
 
     RtStep *s;
     add(h, RT_COUNT, 0, "targets");
-    coll(h, RT_ALL_GATHER, 0, "wte: E over x z", spread, d->params_offset, E, e_shard);
-    coll(h, RT_ALL_GATHER, 0, "head: W over x z", spread,
-         d->params_offset + e_shard * real, W, w_shard);
+    if (k->zero >= 3) {
+        coll(h, RT_ALL_GATHER, 0, "wte: E over data", RT_DATA, P, sE, e_shard / parts);
+        coll(h, RT_ALL_GATHER, 0, "head: W over data", RT_DATA, P + own, sW, w_shard / parts);
+    }
+    coll(h, RT_ALL_GATHER, 0, "wte: E over x z", spread, sE, E, e_shard);
+    coll(h, RT_ALL_GATHER, 0, "head: W over x z", spread, sW, W, w_shard);
     s = kernel(h, K_EMBED, 0, "wte: look-up", rows, E, X);
     s->ids = RT_IDS_TOKENS;
     s->unit = 0;
@@ -341,8 +367,7 @@ RtProgram *handmade(const Make *k)
     s->colmap = 3;
     gemm(h, 1, "head: dW", true, false, H, part, rows, ref(X, H), ref(L, part),
          ref(dW, part));
-    s = coll(h, RT_REDUCE_SCATTER, 1, "head: dW over x z", spread, dW, gW, w_shard);
-    s->accumulate_later = 1;
+    reduce(h, "head: dW over x z", spread, dW, sG, gW, w_shard);
     gemm(h, 1, "head: dX", false, true, rows, H, part, ref(L, part), ref(W, part),
          ref(dX, H));
     coll(h, RT_ALL_REDUCE, 1, "head: dX over y", RT_YK | RT_YR, dX, dX, rows * H);
@@ -350,19 +375,22 @@ RtProgram *handmade(const Make *k)
     s = kernel(h, K_EMBED_DW, 1, "wte: dE", H, dX, dE);
     s->ids = RT_IDS_TOKENS;
     s->unit = 0;
-    s = coll(h, RT_REDUCE_SCATTER, 1, "wte: dE over x z", spread, dE, gE, e_shard);
-    s->accumulate_later = 1;
+    reduce(h, "wte: dE over x z", spread, dE, sG, gE, e_shard);
     int64_t slice = d->flat_pad / k->data;
-    if (k->zero)
+    if (k->zero == 1)
         coll(h, RT_REDUCE_SCATTER, 2, "gradients over data", RT_DATA, gE, gE, slice);
-    else
+    else if (k->zero == 0)
         coll(h, RT_ALL_REDUCE, 2, "gradients over data", RT_DATA, gE, gE, d->flat_pad);
     add(h, RT_NORM, 3, "norm");
     add(h, RT_TOTALS, 3, "totals");
     add(h, RT_UPDATE, 3, "update");
-    if (k->zero)
-        coll(h, RT_ALL_GATHER, 3, "parameters over data", RT_DATA, d->params_offset,
-             d->params_offset, slice);
+    if (k->zero == 1)
+        coll(h, RT_ALL_GATHER, 3, "parameters over data", RT_DATA, P, P, slice);
+    for (int u = 0; k->zero == 2 && u < d->nunits; u++) {
+        int64_t at = P + h->unit[u].offset * real;
+        coll(h, RT_ALL_GATHER, 3, "parameters over data", RT_DATA, at, at,
+             h->unit[u].shard / parts);
+    }
     add_passes(h);
     d->block_bytes = h->block;
     return &h->program;

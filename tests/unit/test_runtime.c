@@ -174,6 +174,8 @@ static void on_meshes(bool is_double, double tol)
         { 2, 2, 3, 1, 1, 2, 1 }, { 4, 1, 2, 1, 1, 2, 1 }, { 1, 1, 1, 1, 3, 1, 0 },
         { 1, 2, 1, 2, 2, 2, 0 }, { 1, 3, 3, 2, 1, 1, 0 }, { 1, 1, 7, 1, 1, 4, 0 },
         { 2, 1, 5, 2, 2, 1, 1 }, { 1, 1, 1, 1, 1, 8, 0 }, { 2, 3, 3, 1, 1, 1, 0 },
+        { 2, 1, 1, 1, 1, 1, 2 }, { 2, 1, 1, 1, 1, 1, 3 }, { 2, 2, 3, 1, 1, 2, 2 },
+        { 4, 1, 2, 1, 2, 2, 3 }, { 2, 2, 2, 2, 1, 2, 3 }, { 1, 2, 1, 1, 1, 1, 3 },
     };
     const char *data = data_file();
     for (int masked = 0; masked < 2; masked++) {
@@ -1034,12 +1036,13 @@ Test(runtime, files_are_the_same_in_every_layout)
 {
     static const int mesh[][7] = { { 1, 1, 1, 1, 1, 1, 0 }, { 1, 2, 3, 1, 1, 1, 0 },
                                    { 2, 2, 2, 2, 1, 1, 1 }, { 1, 3, 1, 2, 2, 1, 0 },
-                                   { 4, 1, 5, 1, 1, 1, 1 } };
+                                   { 4, 1, 5, 1, 1, 1, 1 }, { 2, 2, 2, 1, 1, 1, 2 },
+                                   { 4, 1, 3, 1, 2, 1, 3 }, { 2, 3, 1, 2, 1, 1, 3 } };
     for (int out_in = 0; out_in < 2; out_in++)
         for (int is_double = 0; is_double < 2; is_double++) {
             char *first = NULL;
             size_t first_n = 0, n;
-            for (int i = 0; i < 5; i++) {
+            for (size_t i = 0; i < sizeof mesh / sizeof *mesh; i++) {
                 Make m = usual(data_file());
                 const int *q = mesh[i];
                 m.data = q[0], m.x = q[1], m.y = q[2], m.z = q[3], m.workers = q[4];
@@ -1057,12 +1060,12 @@ Test(runtime, files_are_the_same_in_every_layout)
                                  + (size_t)(2 * 23 * 6 + 12) * (is_double ? 8 : 4));
                     continue;
                 }
-                cr_assert(n == first_n && memcmp(file, first, n) == 0, "mesh %d", i);
+                cr_assert(n == first_n && memcmp(file, first, n) == 0, "mesh %zu", i);
                 free(file);
                 /* loading in this layout and saving gives the bytes back */
                 write_file(in_folder("in"), first, first_n);
                 file = saved(m, (RtOptions){ .steps = 0, .load = in_folder("in") }, &n);
-                cr_assert(n == first_n && memcmp(file, first, n) == 0, "mesh %d, loaded", i);
+                cr_assert(n == first_n && memcmp(file, first, n) == 0, "mesh %zu, loaded", i);
                 free(file);
             }
             free(first);
