@@ -96,8 +96,9 @@ static int32_t kernel(Emit *m, KernelSpec s, const char *name, const char *tail,
         text_add(&key, " %" PRId64, s.ld[i]);
     text_add(&key, " h%" PRId64 "/%" PRId64 " d%" PRId64 " q%" PRId64 " %d w%" PRId64, s.heads,
              s.kv_heads, s.hd, s.nseq, s.causal, s.window);
-    text_add(&key, " s%.17g %.17g t%.17g %" PRId64 " %d%d%d %s", s.scale, s.softcap, s.theta,
-             s.rotary, s.interleaved, s.inverse, s.accumulate, more ? more : "");
+    text_add(&key, " s%.17g %.17g t%.17g %" PRId64 " %d%d%d%d h%x %s", s.scale, s.softcap,
+             s.theta, s.rotary, s.interleaved, s.inverse, s.accumulate, s.copy, s.bf16,
+             more ? more : "");
     s.key = key.at;
     int at = map_get(m->keys, s.key);
     if (at >= 0)
@@ -115,8 +116,8 @@ static const char *row_key(const RowProg *r)
              r->needs_colmap, r->needs_rowmap);
     for (int i = 0; i < r->nargs; i++) {
         const RowArg *a = &r->arg[i];
-        text_add(&t, " (%d %d %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 ")", a->is_out,
-                 a->is_vector, a->length, a->ld, a->stride, a->per);
+        text_add(&t, " (%d %d%s %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 ")", a->is_out,
+                 a->is_vector, a->bf16 ? "h" : "", a->length, a->ld, a->stride, a->per);
     }
     for (int i = 0; i < r->nnodes; i++) {
         const RowNode *n = &r->node[i];
@@ -133,6 +134,15 @@ static void arg(Emit *m, RtStep *s, ValueId v)
     if (s->nargs < RT_MAX_ARGS)
         s->arg[s->nargs] = ref(m, v);
     s->nargs++;
+}
+
+/* Which of the step's arguments are stored in 16 bits. */
+static uint32_t halves(const RtStep *s)
+{
+    uint32_t mask = 0;
+    for (int i = 0; i < s->nargs && i < 32; i++)
+        mask |= (uint32_t)(s->arg[i].stored == RT_BF16_STORED) << i;
+    return mask;
 }
 
 static void ld_of(const Emit *m, KernelSpec *s, const Inst *n)
@@ -189,6 +199,7 @@ static void attention_step(Emit *m, RtStep *s, const Inst *n)
         .scale = f->scale, .softcap = f->softcap, .accumulate = n->accumulate };
     ld_of(m, &spec, n);
     in_out_args(m, s, n);
+    spec.bf16 = halves(s);
     s->kind = RT_KERNEL;
     s->kernel = kernel(m, spec, f->name, back ? "_bwd" : "", NULL);
     if (back)
@@ -228,6 +239,7 @@ static void rope_step(Emit *m, RtStep *s, const Inst *n)
         s->items = x->rows;
         s->rowmap = n->rowmap;
     }
+    k.bf16 = halves(s);
     s->kernel = kernel(m, k, o->name, n->kind == I_ROPE_TABLE ? "_angles"
                                       : o->inverse ? "_bwd" : "", NULL);
 }
@@ -248,6 +260,7 @@ static void embed_step(Emit *m, RtStep *s, const Inst *n)
     s->rowmap = n->rowmap;
     s->items = back ? y->cols : y->rows;
     s->grain = back ? 16 : 1;
+    k.bf16 = halves(s);
     s->kernel = kernel(m, k, m->p->ops.at[back ? o->of : n->op].name, back ? "_bwd" : "", NULL);
 }
 
@@ -264,6 +277,7 @@ static void loss_step(Emit *m, RtStep *s, const Inst *n)
     s->rowmap = n->rowmap;
     s->colmap = columns_index(m, x->cols_map, AX_YK);
     s->items = x->rows;
+    k.bf16 = halves(s);
     s->kernel = kernel(m, k, "loss", n->kind == I_CE ? "_gradient" : "_statistics", NULL);
 }
 
@@ -520,19 +534,21 @@ static void head(Emit *m)
     h->flat = p->flat;
     h->flat_pad = p->flat_pad;
     train_head(m, h);
-    h->params_offset = p->buffers.at[0].offset;
-    h->grads_offset = p->buffers.at[1].offset;
-    h->m_offset = p->buffers.at[2].offset;
-    h->v_offset = h->optimizer == 0 ? p->buffers.at[3].offset : -1;
-    h->master_offset = -1;
-    h->params_stored = RT_REAL;
+    h->params_offset = p->buffers.at[THE_PARAMS].offset;
+    h->grads_offset = p->buffers.at[THE_GRADS].offset;
+    h->m_offset = p->buffers.at[THE_M].offset;
+    h->v_offset = h->optimizer == 0 ? p->buffers.at[THE_V].offset : -1;
+    bool master = is->precision == PREC_BF16;
+    h->master_offset = master ? p->buffers.at[THE_MASTER].offset : -1;
+    h->params_stored = master ? RT_BF16_STORED : RT_REAL;
     h->ignore = -1;
     for (int i = 0; i < p->nforward; i++)
         if (p->ops.at[i].kind == OP_CE)
             h->ignore = (int32_t)p->ops.at[i].ignore;
-    KernelSpec k = { .kind = h->optimizer == 0 ? K_ADAMW : K_SGD };
+    KernelSpec k = { .kind = h->optimizer == 0 ? K_ADAMW : K_SGD, .copy = master };
     h->update_kernel = kernel(m, k, h->optimizer == 0 ? "adamw" : "sgd", "", NULL);
     k.kind = K_NORM;
+    k.copy = false;
     h->norm_kernel = kernel(m, k, "gradient_norm", "", NULL);
     h->model_name = text(m, p->model_name);
     h->plan_line = text(m, str_fmt("data %d, cube [%d, %d, %d]", is->data, is->x, is->y, is->z));

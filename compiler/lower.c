@@ -89,6 +89,30 @@ static ValueId value_add(Part *q, Value v)
     return q->p->values.n - 1;
 }
 
+/*
+ * How rows are stored: with precision bf16 in 16 bits, but for statistics of rows (also
+ * attention's log-sum-exp) and what lies within a chunk of the loss.
+ */
+static DType stored(const Part *q, TensorId t)
+{
+    const Plan *p = q->p;
+    const Tensor *x = &p->tensors.at[t];
+    const Op *d = x->def != NONE ? &p->ops.at[x->def] : NULL;
+    bool statistic = x->width == 1 || (d && op_class[d->kind] == C_RED) ||
+                     (d && d->kind == OP_ATTN && d->out[1] == t);
+    return p->is.precision == PREC_BF16 && !q->in_chunk && !statistic ? D_BF16 : D_REAL;
+}
+
+DType stored_of(const Part *q, ValueId v)
+{
+    return q->p->buffers.at[q->p->values.at[v].buffer].dtype;
+}
+
+void store_as(Part *q, ValueId v, DType d)
+{
+    q->p->buffers.at[q->p->values.at[v].buffer].dtype = d;
+}
+
 ValueId value_new(Part *q, TensorId t, Layout l, int64_t rows, Columns c, BufClass class,
                   const char *name)
 {
@@ -100,7 +124,7 @@ ValueId value_new(Part *q, TensorId t, Layout l, int64_t rows, Columns c, BufCla
         cols = local_width(p, c, l.cols);
     Value v = { .tensor = t, .layout = l, .cols_map = c, .rows = rows, .cols = cols,
                 .ld = cols, .unit = NONE, .rowmap = rowmap_of(q, l.rows) };
-    v.buffer = buffer_new(q, name, class, D_REAL, rows * cols);
+    v.buffer = buffer_new(q, name, class, stored(q, t), rows * cols);
     return value_add(q, v);
 }
 
@@ -206,7 +230,7 @@ ValueId contiguous(Part *q, ValueId v, OpId op)
     Value b = a;
     b.ld = b.cols;
     b.offset = 0;
-    b.buffer = buffer_new(q, "contiguous copy", BUF_WORK, D_REAL, b.rows * b.cols);
+    b.buffer = buffer_new(q, "contiguous copy", BUF_WORK, stored_of(q, v), b.rows * b.cols);
     ValueId w = value_add(q, b);
     Inst *i = inst_new(q, I_COPY, op, "copy to contiguous rows");
     inst_in(i, v);
@@ -259,6 +283,7 @@ static ValueId scatter(Part *q, TensorId t, ValueId v)
     ValueId src = contiguous(q, v, op);
     ValueId dst = value_new(q, t, l, rows_of(q, l.rows), a.cols_map, BUF_ACTIVATION,
                             p->tensors.at[t].name);
+    store_as(q, dst, stored_of(q, src));
     coll(q, COLL_REDUCE_SCATTER, over, 1, src, dst, op,
          str_fmt("reduce-scatter over %s", axes_name(over)),
          str_fmt("each rank of %s has a part of every sum; the result's rows are split over it",
@@ -324,6 +349,7 @@ ValueId value_in(Part *q, TensorId t, char home)
     ValueId dst = value_new(q, t, l, rows_of(q, l.rows), q->spot[t].cols, BUF_GATHERED,
                             str_fmt("%s in %c", p->tensors.at[t].name, home));
     p->values.at[dst].gathered = true;
+    store_as(q, dst, stored_of(q, v));
     Inst *i = inst_new(q, I_COLL, op, str_fmt("all-to-all %c to %c", from, home));
     i->coll = COLL_ALL_TO_ALL;
     i->a2a = home == 'B' ? A2A_AB : A2A_BA;
@@ -355,6 +381,7 @@ ValueId gathered(Part *q, TensorId t, char home)
     ValueId dst = value_new(q, t, l, rows_of(q, rows), a.cols_map, BUF_GATHERED,
                             str_fmt("%s, rows over %s", p->tensors.at[t].name, axes_name(over)));
     p->values.at[dst].gathered = true;
+    store_as(q, dst, stored_of(q, v));
     coll(q, COLL_ALL_GATHER, over, 1, v, dst, op, str_fmt("all-gather over %s", axes_name(over)),
          str_fmt("rows of `%s` are split over %s; the product needs all rows of its x share",
                  p->tensors.at[t].name, axes_name(over)));
@@ -387,7 +414,8 @@ void front_end(Part *q, Phase phase)
 /* ---- parameters -------------------------------------------------------------------- */
 
 /* A unit's numbers in a buffer of their own: the block, or the rank's shard of it. */
-static ValueId unit_buffer(Part *q, UnitId u, bool whole, BufClass class, const char *what)
+static ValueId unit_buffer(Part *q, UnitId u, bool whole, BufClass class, DType dtype,
+                           const char *what)
 {
     const ParamUnit *n = &q->p->units.at[u];
     Value v = { .tensor = NONE, .rows = n->brows, .cols = n->bcols, .ld = n->bcols, .unit = u,
@@ -397,7 +425,7 @@ static ValueId unit_buffer(Part *q, UnitId u, bool whole, BufClass class, const 
         v.cols = v.ld = n->shard;
     }
     v.gathered = class == BUF_GATHERED;
-    v.buffer = buffer_new(q, what, class, D_REAL,
+    v.buffer = buffer_new(q, what, class, dtype,
                           n->shard * (whole ? axes_size(q->p, n->spread, n->rep) : 1));
     return value_add(q, v);
 }
@@ -432,13 +460,14 @@ ValueId weight(Part *q, UnitId u)
     ValueId from = n->p, to = from;
     if (parts) {
         bool whole = n->spread == 0;
-        to = unit_buffer(q, u, whole, whole ? BUF_GATHERED : BUF_WORK,
+        to = unit_buffer(q, u, whole, whole ? BUF_GATHERED : BUF_WORK, stored_of(q, from),
                          str_fmt("%s, of all replicas", n->name));
         unit_gather(q, u, AX_DATA, 1, from, to, "zero = 3: the shards of");
         from = to;
     }
     if (n->spread) {
-        to = unit_buffer(q, u, true, BUF_GATHERED, str_fmt("%s, gathered", n->name));
+        to = unit_buffer(q, u, true, BUF_GATHERED, stored_of(q, from),
+                         str_fmt("%s, gathered", n->name));
         unit_gather(q, u, n->spread, n->rep, from, to, "the block of");
     }
     if (once)
@@ -481,7 +510,8 @@ ValueId weight_grad(Part *q, UnitId u, bool *first)
     if (!is_scattered(q, n))
         return n->g;
     if (g->whole == NONE) {
-        g->whole = unit_buffer(q, u, true, BUF_WORK, str_fmt("gradient of %s, whole", n->name));
+        g->whole = unit_buffer(q, u, true, BUF_WORK, D_REAL,
+                               str_fmt("gradient of %s, whole", n->name));
         clear_tail(q, u, g->whole);
     }
     return g->whole;
@@ -517,7 +547,8 @@ void weight_grad_done(Part *q, UnitId u, OpId op)
     if (n->spread) {
         ValueId to = n->g;
         if (parts)
-            to = unit_buffer(q, u, false, BUF_WORK, str_fmt("gradient of %s, shard", n->name));
+            to = unit_buffer(q, u, false, BUF_WORK, D_REAL,
+                             str_fmt("gradient of %s, shard", n->name));
         grad_scatter(q, u, n->spread, n->rep, from, to, op, !parts);
         from = to;
     }
@@ -571,7 +602,8 @@ static void find_concats(Part *q)
             const Op *m = &p->ops.at[d];
             bool writes = m->kind == OP_ROPE || (op_class[m->kind] == C_ROW && s->stored) ||
                 (m->kind == OP_ATTN_DX &&
-                 ((p->is.attention == ATT_LOCAL && p->is.nslices == 1) ||
+                 ((p->is.attention == ATT_LOCAL && p->is.nslices == 1 &&
+                   p->is.precision != PREC_BF16) ||
                   (o->in[j] == m->out[0] && p->is.attention != ATT_EXCHANGE)));
             if (writes && p->tensors.at[o->in[j]].width > 1)
                 s->concat = i;
@@ -632,14 +664,16 @@ static void make_regions(Part *q)
     Plan *p = q->p;
     int zero = p->is.zero, d = p->is.data;
     int64_t part = zero >= 1 ? p->flat_pad / d : p->flat_pad;
-    BufferId params = buffer_new(q, "parameters", BUF_PARAMS, D_REAL,
+    bool master = p->is.precision == PREC_BF16;
+    BufferId params = buffer_new(q, "parameters", BUF_PARAMS, master ? D_BF16 : D_REAL,
                                  zero >= 3 ? part : p->flat_pad);
     BufferId grads = buffer_new(q, "gradients", BUF_GRADS, D_REAL,
                                 zero >= 2 ? part : p->flat_pad);
     bool adam = p->config->train.optimizer == OPT_ADAMW;
     buffer_new(q, "first moments", BUF_MOMENTS, D_REAL, part);
     buffer_new(q, "second moments", BUF_MOMENTS, D_REAL, adam ? part : 0);
-    for (int i = 0; i < 4; i++)
+    buffer_new(q, "master weights", BUF_MOMENTS, D_REAL, master ? part : 0);
+    for (int i = 0; i < PERSISTENT; i++)
         p->buffers.at[i].persistent = true;
     for (int i = 0; i < p->units.n; i++) {
         ParamUnit *u = &p->units.at[i];

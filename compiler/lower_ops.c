@@ -399,6 +399,7 @@ static ValueId all_rows(Part *q, TensorId t, OpId op)
     v = contiguous(q, v, op);
     ValueId all = value_new(q, t, l, q->T, a.cols_map, BUF_GATHERED,
                             str_fmt("%s, all rows", p->tensors.at[t].name));
+    store_as(q, all, stored_of(q, v));
     p->values.at[all].gathered = true;
     coll(q, COLL_ALL_GATHER, xz(q), 1, v, all, op,
          str_fmt("all-gather over %s", axes_word(xz(q), 1)),
@@ -431,6 +432,7 @@ static ValueId by_heads(Part *q, TensorId t, OpId op)
     v = contiguous(q, v, op);
     ValueId all = value_new(q, t, l, q->T, a.cols_map, BUF_GATHERED,
                             str_fmt("%s, by heads", p->tensors.at[t].name));
+    store_as(q, all, stored_of(q, v));
     p->values.at[all].gathered = true;
     coll(q, COLL_ALL_TO_ALL, xz(q), 1, v, all, op, "all-to-all tokens to heads",
          str_fmt("sequences are cut over %s; attention gets whole ones of fewer heads",
@@ -450,6 +452,7 @@ static void back_to_tokens(Part *q, TensorId t, ValueId v, OpId op)
     Layout l = home_layout(q, t, 'B');
     ValueId y = value_new(q, t, l, rows_of(q, l.rows), q->spot[t].cols, BUF_ACTIVATION,
                           p->tensors.at[t].name);
+    store_as(q, y, stored_of(q, v));
     coll(q, COLL_ALL_TO_ALL, xz(q), 1, v, y, op, "all-to-all heads to tokens",
          "back to the rank's own tokens, all its heads");
     p->insts.at[p->insts.n - 1].a2a = A2A_TOKENS;
@@ -463,22 +466,29 @@ static ValueId attention_in(Part *q, TensorId t, OpId op, bool is_kv)
     return is_kv ? all_rows(q, t, op) : value_in(q, t, 'B');
 }
 
-/* A result with the rows and columns that attention works on. */
+/* A result with the rows and columns that attention works on. Gradients of keys and
+ * values are sums over queries: never stored in 16 bits. */
 static ValueId attention_out(Part *q, TensorId t, bool is_kv)
 {
     Plan *p = q->p;
     BufClass class = is_kv ? BUF_WORK : BUF_ACTIVATION;
     Layout l = home_layout(q, t, 'B');
-    if (p->is.attention == ATT_EXCHANGE && xz(q)) {
+    bool heads = p->is.attention == ATT_EXCHANGE && xz(q);
+    bool all = is_kv && p->is.attention == ATT_GATHER && xz(q);
+    bool wide = is_kv && p->is.precision == PREC_BF16;
+    if (!heads && !all && !wide)
+        return home_new(q, t, class);
+    if (heads)
         l = (Layout){ .cols = (Axes)(canon(p, AX_YK, 1) | xz(q)), .rep = 1 };
-        return value_new(q, t, l, q->T, q->spot[t].cols, class, p->tensors.at[t].name);
-    }
-    if (is_kv && p->is.attention == ATT_GATHER && xz(q)) {
+    if (all) {
         l.rows = 0;
         l.partial = xz(q);
-        return value_new(q, t, l, q->T, q->spot[t].cols, class, p->tensors.at[t].name);
     }
-    return home_new(q, t, class);
+    ValueId v = value_new(q, t, l, heads || all ? q->T : rows_of(q, l.rows), q->spot[t].cols,
+                          class, p->tensors.at[t].name);
+    if (wide)
+        store_as(q, v, D_REAL);
+    return v;
 }
 
 /* ---- attention over slices: keys of all slices so far in one buffer ---------------------- */
@@ -527,8 +537,10 @@ static void append_keys(Part *q, TensorId t, OpId op, ValueId *root)
     Plan *p = q->p;
     ValueId v = value_in(q, t, 'B');
     Layout l = key_layout(q, p->values.at[v].layout);
-    if (q->slice == 0)
+    if (q->slice == 0) {
         *root = all_slices(q, t, l, BUF_GATHERED, "all slices");
+        store_as(q, *root, stored_of(q, v));
+    }
     ValueId to = rows_between(q, *root, q->slice, q->slice + 1);
     if (xz(q) == 0 || p->is.attention == ATT_LOCAL) {
         copy(q, op, "behind the slices before", v, to);
@@ -595,8 +607,10 @@ static ValueId newest(Part *q, TensorId t)
 static ValueId key_gradient(Part *q, TensorId t, ValueId *root, Layout l, ValueId *mine)
 {
     Plan *p = q->p;
-    if (q->slice == p->is.nslices - 1)
+    if (q->slice == p->is.nslices - 1) {
         *root = all_slices(q, t, l, BUF_WORK, "all slices");
+        store_as(q, *root, D_REAL);
+    }
     *mine = rows_between(q, *root, q->slice, q->slice + 1);
     return rows_between(q, *root, 0, q->slice + 1);
 }
@@ -709,6 +723,7 @@ static void cross_entropy(Part *q, OpId op, OpId dx)
     if (shared) {       // others still need the logits: the gradient gets a copy
         ValueId w = value_new(q, t, p->values.at[v].layout, p->values.at[v].rows,
                               p->values.at[v].cols_map, BUF_LOGITS, "gradient of the logits");
+        store_as(q, w, stored_of(q, v));
         copy(q, op, "copy of the logits", v, w);
         v = w;
     }
@@ -818,7 +833,7 @@ void lower_loss(Part *q, OpId ce)
 static ValueId range(Part *q, bool grads, int64_t at, int64_t n)
 {
     Value v = { .tensor = NONE, .unit = NONE, .rowmap = NONE, .layout = { .rep = 1 },
-                .buffer = grads ? 1 : 0, .offset = at, .rows = 1, .cols = n, .ld = n };
+                .buffer = grads ? THE_GRADS : THE_PARAMS, .offset = at, .rows = 1, .cols = n, .ld = n };
     vec_add(&q->p->values, v);
     return q->p->values.n - 1;
 }

@@ -459,6 +459,8 @@ static void finish(Build *b, const Sums *sums)
     Part *q = b->q;
     Plan *p = q->p;
     RowProg r = b->prog;
+    for (int k = 0; k < b->args.n; k++)
+        b->args.at[k].bf16 = stored_of(q, b->args.at[k].value) == D_BF16;
     r.name = p->ops.at[b->op].name;
     r.width = b->width;
     r.parts = b->parts;

@@ -503,8 +503,7 @@ static void find_refused(Plan *p)
     const PlanSpec *s = &p->config->plan;
     const Train *t = &p->config->train;
     struct { bool is; const char *what; Loc loc; const char *hint; } list[] = {
-        { t->precision > PREC_FP32, "precisions below fp32", t->precision_loc,
-          "precision = fp32" },
+        { t->precision > PREC_BF16, "fp16 and fp8", t->precision_loc, "precision = bf16" },
         { t->reduce_bf16, "reduce = bf16", t->reduce_loc, "reduce = fp32" },
         { is_word(s->partition, "summa"), "partition = summa(q)", s->partition.loc,
           "partition = 3d" },

@@ -139,7 +139,8 @@ static void report_memory(const Plan *p)
     for (int i = 0; i < p->buffers.n; i++) {
         const Buffer *b = &p->buffers.at[i];
         by[b->class] += b->elements *
-                        (b->dtype == D_I32 ? 4 : p->is.precision == PREC_FP64 ? 8 : 4);
+                        (b->dtype == D_I32 ? 4 : b->dtype == D_BF16 ? 2
+                         : p->is.precision == PREC_FP64 ? 8 : 4);
     }
     for (int c = 1; c < BUF_CLASSES; c++)
         if (by[c] > by[worst])

@@ -137,6 +137,8 @@ ValueId value_new(Part *q, TensorId t, Layout l, int64_t rows, Columns c, BufCla
 ValueId value_matrix(Part *q, int64_t rows, int64_t cols, DType d, BufClass class,
                      const char *name);
 ValueId value_view(Part *q, ValueId v, int64_t row, int64_t rows, int64_t col, int64_t cols);
+DType   stored_of(const Part *q, ValueId v);    // of its buffer
+void    store_as(Part *q, ValueId v, DType d);  // before anything uses it
 Inst   *inst_new(Part *q, InstKind kind, OpId op, const char *what);   // valid until the next
 void    inst_in(Inst *i, ValueId v);
 void    inst_out(Inst *i, ValueId v);

@@ -184,6 +184,8 @@ typedef enum {
     BUF_CLASSES
 } BufClass;
 extern const char *const buf_class_word[BUF_CLASSES];
+/* The first buffers of every plan, alive all the time. */
+enum { THE_PARAMS, THE_GRADS, THE_M, THE_V, THE_MASTER, PERSISTENT };
 
 /*
  * Where a buffer is counted from. What lives from one pass to another is there once for

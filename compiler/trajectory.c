@@ -145,12 +145,25 @@ Trajectory *trajectory_new(const Config *config, int64_t steps)
 
 /* ---- the executed side -------------------------------------------------------- */
 
+/*
+ * bf16 keeps 8 bits: what is stored is off by 2^-9 of itself at most, which is the error of
+ * one rounding, taken as independent. A gradient of the first layer has passed one for
+ * each operator that ends in memory, forward and backward: about a third of them. Their
+ * errors add up as the root of their number; 4 such deviations are allowed.
+ */
+static double bf16_tolerance(const RefGraph *g)
+{
+    double roundings = 2 * (double)g->nops / 3;
+    return 4 * sqrt(roundings) * 0x1p-9;
+}
+
 Comparison comparison_new(const Trajectory *t, Precision precision)
 {
     int64_t most = 1;
     for (int i = 0; i < t->graph->nparams; i++)
         most = elements(t->graph, i) > most ? elements(t->graph, i) : most;
-    return (Comparison){ .t = t, .tolerance = precision == PREC_FP64 ? 1e-10 : 1e-4,
+    return (Comparison){ .t = t, .tolerance = precision == PREC_FP64 ? 1e-10
+                                     : precision == PREC_FP32 ? 1e-4 : bf16_tolerance(t->graph),
                          .worst_name = "", .scratch = NEWN(double, most) };
 }
 

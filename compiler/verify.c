@@ -159,7 +159,7 @@ static void check_shards(Verify *v)
 
 static int64_t bytes_of(const Plan *p, const Buffer *b)
 {
-    return b->elements * (b->dtype == D_I32 ? 4 : b->dtype == D_F64 ||
+    return b->elements * (b->dtype == D_I32 ? 4 : b->dtype == D_BF16 ? 2 : b->dtype == D_F64 ||
                           p->is.precision == PREC_FP64 ? 8 : 4);
 }
 
@@ -373,7 +373,9 @@ static void check_pair(Verify *v, const Plan *from, StepKind kind, const Func *o
         }
         const Value *x = &from->values.at[a->in[0]], *y = &to->values.at[b->out[0]];
         if (x->tensor != y->tensor || x->rows != y->rows || x->cols != y->cols ||
-            x->ld != x->cols || y->ld != y->cols || x->layout.rows != y->layout.rows ||
+            x->ld != x->cols || y->ld != y->cols ||
+            from->buffers.at[x->buffer].dtype != to->buffers.at[y->buffer].dtype ||
+            x->layout.rows != y->layout.rows ||
             x->layout.cols != y->layout.cols || x->layout.partial || y->layout.partial)
             verify_fail(v, out->first + i, "stage %d sends another value than stage %d expects",
                         from->stage, to->stage);
@@ -410,6 +412,24 @@ static void check_cuts(Verify *v)
         }
 }
 
+/* Collectives do not convert; gradients and what they are summed from are never rounded. */
+static void check_dtypes(Verify *v)
+{
+    const Plan *p = v->p;
+    for (int i = 0; i < p->insts.n; i++) {
+        const Inst *n = &p->insts.at[i];
+        const Value *a = n->nin ? &p->values.at[n->in[0]] : NULL;
+        const Value *c = n->nout ? &p->values.at[n->out[0]] : NULL;
+        if (n->kind == I_COLL && a && c &&
+            p->buffers.at[a->buffer].dtype != p->buffers.at[c->buffer].dtype)
+            verify_fail(v, i, "its two sides are stored differently");
+        if (c && c->unit != NONE && n->kind != I_COLL && n->kind != I_UPDATE &&
+            p->buffers.at[c->buffer].dtype != D_REAL)
+            verify_fail(v, i, "a gradient of `%s` is rounded to 16 bits",
+                        p->units.at[c->unit].name);
+    }
+}
+
 /* ---- the table ---------------------------------------------------------------------------- */
 
 typedef enum { ON_GRAPH, ON_INSTS } Needs;
@@ -423,6 +443,7 @@ static const Check checks[] = {
     { "flow",              verify_flow,    ON_INSTS },      // names its own checks
     { "buffers-apart",     check_apart,    ON_INSTS },
     { "regions-apart",     check_regions,  ON_INSTS },
+    { "dtypes-agree",      check_dtypes,   ON_INSTS },
     { "transfers-match",   check_cuts,     ON_INSTS },
 };
 
