@@ -551,7 +551,7 @@ static void head(Emit *m)
     k.copy = false;
     h->norm_kernel = kernel(m, k, "gradient_norm", "", NULL);
     h->model_name = text(m, p->model_name);
-    h->plan_line = text(m, str_fmt("data %d, cube [%d, %d, %d]", is->data, is->x, is->y, is->z));
+    h->plan_line = text(m, plan_line(p));
 }
 
 /* The step table: each call as a pass over the steps of its function. */

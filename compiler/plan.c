@@ -125,3 +125,21 @@ int plan_collectives(const Plan *p)
 }
 
 Plan *plan_stage(const Plan *p, int r) { return p->stages ? p->stages[r] : (Plan *)p; }
+
+const char *plan_line(const Plan *p)
+{
+    const Choices *is = &p->is;
+    Text t = { 0 };
+    text_add(&t, "data %d", is->data);
+    if (is->stages > 1)
+        text_add(&t, ", pipeline %d", is->stages);
+    if (is->chunks > 1)
+        text_add(&t, " in %d chunks", is->chunks);
+    text_add(&t, ", cube [%d, %d, %d]", is->x, is->y, is->z);
+    int64_t m = is->batch / is->data / is->microbatch;
+    if (m > 1)
+        text_add(&t, ", %" PRId64 " microbatches", m);
+    if (is->nslices > 1)
+        text_add(&t, "%s %d slices", m > 1 ? " in" : ",", is->nslices);
+    return str_of(t.at, t.n);
+}

@@ -421,6 +421,8 @@ OpId     op_add(Plan *p, OpKind kind, Phase phase, const char *name, Loc loc,
 int64_t  axes_size(const Plan *p, Axes axes, int rep);  // product of sizes
 const char *axes_word(Axes axes, int rep);              // "x", "x z", "y (1 of 2)"
 int      plan_ranks(const Plan *p);
+/* "data 2, pipeline 2, cube [1, 2, 1], 4 microbatches in 3 slices" */
+const char *plan_line(const Plan *p);
 Plan    *plan_stage(const Plan *p, int r);      // the plan of stage r; itself where there is one
 int      plan_collectives(const Plan *p);      // instructions that are collectives
 

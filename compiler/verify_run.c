@@ -18,7 +18,6 @@ int verify_execute(Compile *c, const Emitted *e)
     int status = rt_run(program, &ro);
     if (status != EXIT_FINE)
         return status;
-    const Choices *is = &c->plan->is;
     if (steps > 0 && t->largest == 0)
         fprintf(stderr, "verify: no target counts in step 1, so its gradients say nothing\n");
     if (same.steps < steps)
@@ -26,9 +25,9 @@ int verify_execute(Compile *c, const Emitted *e)
     if (same.bad)
         fprintf(stderr, "verify: %d values differ\n", same.bad);
     else if (!c->o->quiet)
-        printf("%s, data %d, cube [%d, %d, %d]: %" PRId64 " step%s against the reference: losses "
+        printf("%s, %s: %" PRId64 " step%s against the reference: losses "
                "and norms within %.1e, %d gradients within %.1e%s\n",
-               c->plan->model_name, is->data, is->x, is->y, is->z, steps, steps == 1 ? "" : "s",
+               c->plan->model_name, plan_line(c->plan), steps, steps == 1 ? "" : "s",
                same.worst_scalar, t->graph->nparams, same.worst,
                same.worst > 0 ? str_fmt(" (worst: %s)", same.worst_name) : "");
     return same.bad || same.steps < steps ? EXIT_FAULT : EXIT_FINE;

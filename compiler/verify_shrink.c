@@ -5,8 +5,9 @@
  * and batch, turns, then the model's other top-level numbers, the largest first,
  * each to the least value with which the plan still has the same signature: its
  * axes, its choices, its kinds of collectives, copies of kv heads, padding of the
- * vocabulary, loss in several chunks or in one. Replicas are reduced where there are
- * more than 64 ranks, and then the cube.
+ * vocabulary, loss in several chunks or in one, stages, microbatches (up to one more than
+ * stages), slices. Replicas are reduced where there are more than 64 ranks, and then the cube.
+ * Slices of a shorter sequence are as many, but even.
  *
  * Every candidate is the user's own files with more --set options, compiled by a
  * child process that says nothing: a candidate that is an error is not taken.
@@ -34,12 +35,12 @@ typedef struct { bool fine; double flops; int ranks; uint64_t signature; } Trial
 
 typedef struct {
     const Compile *c;
-    VEC(Number) numbers;                // sequence, batch, then the model's
+    VEC(Number) numbers;                // sequence, batch, microbatch, then the model's
     int data, x, y, z, chunks;          // of the plan now; chunks of the loss in the first plan
     int ntrials;
     Trial best;
 } Shrink;
-enum { SEQUENCE, BATCH, FIRST_OF_MODEL };
+enum { SEQUENCE, BATCH, MICROBATCH, FIRST_OF_MODEL };
 
 /* ---- what must stay ------------------------------------------------------------- */
 
@@ -53,7 +54,10 @@ static uint64_t signature(const Plan *p)
     h = mix(h, (uint64_t)is->attention * 64 + is->balanced * 32 + is->keep_inputs * 16 +
                is->keep_weights * 8 + is->shard_vectors * 4u + (uint64_t)is->zero);
     h = mix(h, is->T / is->x > is->logits_chunk);
-    h = mix(h, is->microbatch * is->data < is->batch);
+    int64_t m = is->batch / is->data / is->microbatch;
+    h = mix(h, (uint64_t)(m < is->stages + 1 ? m : is->stages + 1));
+    h = mix(h, (uint64_t)is->stages * 4096 + (uint64_t)is->chunks * 64 + is->recompute);
+    h = mix(h, (uint64_t)is->nslices);
     bool copies = false, padded = false, *seen = NEWN(bool, 1 << 16);
     for (int i = 0; i < p->nforward; i++)
         copies |= p->ops.at[i].kind == OP_ATTN && is->y > p->ops.at[i].kv_heads;
@@ -81,11 +85,23 @@ static const char *set_of(const Number *n) { return str_fmt("%s=%" PRId64, n->ke
 /* The loss in as many chunks as there were, or fewer, but not in one if it was not. */
 static const char *chunk_of(const Shrink *s)
 {
-    int64_t rows = s->numbers.at[BATCH].now / s->data * s->numbers.at[SEQUENCE].now / s->x;
+    int64_t rows = s->numbers.at[MICROBATCH].now * s->numbers.at[SEQUENCE].now / s->x;
     for (int k = s->chunks; k > 1; k--)
         if (rows % k == 0 && rows / k % s->z == 0)
             return str_fmt("plan.logits_chunk=%" PRId64, rows / k);
     return str_fmt("plan.logits_chunk=%" PRId64, rows > 0 ? rows : 1);
+}
+
+/* The plan's own slices while the sequence is as long as it was, else as many even ones. */
+static const char *slices_of(const Shrink *s)
+{
+    const Choices *is = &s->c->plan->is;
+    Text t = { 0 };
+    if (s->numbers.at[SEQUENCE].now != s->numbers.at[SEQUENCE].was)
+        return str_fmt("plan.slices=uniform(%d)", is->nslices);
+    for (int i = 0; i < is->nslices; i++)
+        text_add(&t, "%s%" PRId64, i ? "," : "", is->slice[i]);
+    return str_fmt("plan.slices=[%s]", t.at);
 }
 
 /* The command line's settings and those that make the candidate. */
@@ -101,6 +117,9 @@ static Inputs inputs_of(const Shrink *s)
     for (int i = 0; i < s->numbers.n; i++)
         if (s->numbers.at[i].now != s->numbers.at[i].was)
             vec_add(&sets, set_of(&s->numbers.at[i]));
+    if (s->numbers.at[MICROBATCH].now == s->numbers.at[MICROBATCH].was)
+        vec_add(&sets, set_of(&s->numbers.at[MICROBATCH]));
+    vec_add(&sets, slices_of(s));
     vec_add(&sets, str_fmt("plan.cube=[%d,%d,%d]", s->x, s->y, s->z));
     vec_add(&sets, str_fmt("plan.data=%d", s->data));
     if (s->data > 1)
@@ -198,6 +217,7 @@ static bool shrink_number(Shrink *s, Number *n)
 static bool shrink_numbers(Shrink *s)
 {
     bool changed = shrink_number(s, &s->numbers.at[SEQUENCE]);
+    changed |= shrink_number(s, &s->numbers.at[MICROBATCH]);
     changed |= shrink_number(s, &s->numbers.at[BATCH]);
     for (int i = FIRST_OF_MODEL; i < s->numbers.n; i++)
         if (s->numbers.at[i].is_turns)
@@ -248,7 +268,7 @@ static bool shrink_ranks(Shrink *s)
 {
     const Choices *is = &s->c->plan->is;
     int64_t sequences = is->batch / is->data;
-    while ((int64_t)s->data * s->x * s->y * s->z > VERIFY_RANKS) {
+    while ((int64_t)is->stages * s->data * s->x * s->y * s->z > VERIFY_RANKS) {
         if (s->data > 2) {
             s->data = 2;
             s->numbers.at[BATCH].now = 2 * sequences;
@@ -293,8 +313,10 @@ static void find_numbers(Shrink *s)
     if (config->train.objective == OBJ_MASKED)
         sequence.least = is->sequence < MASKED_LEAST ? is->sequence : MASKED_LEAST;
     Number batch = { "train.batch", is->batch, is->batch, is->data, false };
+    Number micro = { "plan.microbatch", is->microbatch, is->microbatch, 1, false };
     vec_add(&s->numbers, sequence);
     vec_add(&s->numbers, batch);
+    vec_add(&s->numbers, micro);
     for (int i = 0; i < config->ast->body.n; i++) {
         const Stmt *b = config->ast->body.at[i];
         if (b->is_repeat || b->names.n != 1)
@@ -308,8 +330,9 @@ static void find_numbers(Shrink *s)
             continue;
         Number n = { str_fmt("model.%s", name), v, v, v > WIDTH_FROM ? WIDTH_LEAST : 1,
                      is_turns(config->ast, name) };
+        int sections = is->stages * is->chunks;
         if (n.is_turns)
-            n.least = TURNS_LEAST;
+            n.least = config->plan.turns.n ? v : sections > TURNS_LEAST ? sections : TURNS_LEAST;
         vec_add(&s->numbers, n);
     }
 }
