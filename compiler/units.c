@@ -165,10 +165,29 @@ static void vector_unit(Part *q, ParamId w)
     unit_finish(q, u, false);
 }
 
-/* Vectors of one turn whose gradients are summed over the same axes: one unit. */
+/* Which function adds to a vector's gradient; with one function each way there is no
+ * difference. A vector that several add to is its own. */
+static int *grad_functions(const Part *q)
+{
+    const Plan *p = q->p;
+    bool whole = p->is.stages == 1 && p->is.chunks == 1 && p->is.nslices == 1;
+    int *of = NEWN(int, p->params.n);
+    for (int i = p->nforward; i < p->ops.n && !whole; i++) {
+        if (p->ops.at[i].kind != OP_COLSUM)
+            continue;
+        int *f = &of[p->tensors.at[p->ops.at[i].out[0]].param];
+        int here = 1 + 2 * q->section[i] + q->info[i].region;
+        *f = *f == 0 || *f == here ? here : -1 - p->tensors.at[p->ops.at[i].out[0]].param;
+    }
+    return of;
+}
+
+/* Vectors of one turn whose gradients are summed over the same axes, by one function: one
+ * unit. */
 static void bundle_vectors(Part *q, int first)
 {
     Plan *p = q->p;
+    const int *func = grad_functions(q);
     int n = p->units.n;
     ParamUnit *old = NEWN(ParamUnit, n - first);
     memcpy(old, p->units.at + first, sizeof *old * (size_t)(n - first));
@@ -178,7 +197,8 @@ static void bundle_vectors(Part *q, int first)
         for (int k = first; k < p->units.n && u == NULL; k++) {
             ParamUnit *b = &p->units.at[k];
             if (b->turn == old[i].turn && b->col_axis == old[i].col_axis &&
-                b->rep == old[i].rep && !b->pad_cols && !old[i].pad_cols)
+                b->rep == old[i].rep && !b->pad_cols && !old[i].pad_cols &&
+                func[b->piece[0].param] == func[old[i].piece[0].param])
                 u = b;
         }
         if (u == NULL) {
