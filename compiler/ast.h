@@ -127,6 +127,7 @@ typedef struct {
     Num memory, bandwidth, matrix, matrix_fp8, matrix_fp32, matrix_fp64, vector;
     Num launch, reserve, price;
     Word arch, profile;
+    struct Profile *rates;                      // what `profile` says, or NULL; profile.h
 } Device;
 
 typedef struct {
@@ -158,6 +159,7 @@ typedef struct {
     Train train; bool has_train;
     VEC(Device) devices;
     Cluster cluster; bool has_cluster;          // the chosen one
+    struct Profile *here;                       // measured rates of this machine, or NULL
     PlanSpec plan; bool has_plan;               // the chosen one; the first of several
     VEC(PlanSpec) plans;                        // all; with many_plans those chosen, in order
     bool any_room;      // verify: a smaller form is executed, so memory is no limit
@@ -171,6 +173,7 @@ typedef struct {
     const char *const *sets;  int nsets;        // "KEY=VALUE" of --set, in order
     const char *plan, *cluster;                 // --plan, --cluster, or NULL
     bool many_plans;        // tune, diff: --plan may be a list "a,b", or missing for all
+    bool no_profiles;       // profile: files of measured rates are not read
 } Inputs;
 
 /* Reads prelude, files and includes. Syntax errors are reported (several); the

@@ -8,6 +8,7 @@
  * decided by the passes.
  */
 #include "config.h"
+#include "profile.h"
 
 /* ---- train ---------------------------------------------------------------- */
 
@@ -691,7 +692,7 @@ static void read_train(Config *c, const Section *s)
         check_schedule(&c->train);
 }
 
-static void read_device(Config *c, const Section *s)
+static void read_device(Config *c, const Section *s, bool no_profiles)
 {
     Device d = { .name = s->name, .loc = s->loc };
 
@@ -704,6 +705,10 @@ static void read_device(Config *c, const Section *s)
     }
     if (d.profile.set)
         d.profile.v = path_join(source_dir(d.profile.loc.start), d.profile.v);
+    if (d.profile.set && !no_profiles)
+        d.rates = profile_read(d.profile.v, d.profile.loc);
+    if (d.rates && !d.memory.set && d.rates->memory > 0)        // a device is a core
+        d.memory = (Num){ d.rates->memory / d.rates->cores, d.profile.loc, true };
     if (!d.matrix_fp32.set)
         d.matrix_fp32.v = d.vector.v;
     vec_add(&c->devices, d);
@@ -787,14 +792,40 @@ static void choose_plans(Config *c, const Choice *plan)
     }
 }
 
-static void read_all(Config *c, const Choice *plan, const Choice *cluster)
+/*
+ * The rates of this machine: without a cluster, of the devices with a profile the one that
+ * is of this machine. A cluster of `arch = cpu` is made of this machine's cores too.
+ */
+static void find_here(Config *c)
+{
+    const Device *first = NULL;
+
+    if (c->has_cluster) {
+        const Device *d = c->cluster.device < 0 ? NULL : &c->devices.at[c->cluster.device];
+        if (d && d->rates && d->arch.v && strcmp(d->arch.v, "cpu") == 0)
+            profile_is_here(d->rates, d->profile.loc);
+        return;
+    }
+    for (int i = 0; i < c->devices.n; i++) {
+        const Device *d = &c->devices.at[i];
+        Profile here = profile_here();
+        first = first || !d->rates ? first : d;
+        if (d->rates && !c->here && strcmp(d->rates->cpu, here.cpu) == 0 &&
+            strcmp(d->rates->isa, here.isa) == 0 && d->rates->cores == here.cores)
+            c->here = d->rates;
+    }
+    if (first && !c->here)
+        profile_is_here(first->rates, first->profile.loc);
+}
+
+static void read_all(Config *c, const Choice *plan, const Choice *cluster, bool no_profiles)
 {
     const Ast *ast = c->ast;
 
     for (int i = 0; i < ast->sections.n; i++) {
         check_twice(ast, i);
         if (strcmp(ast->sections.at[i].kind, "device") == 0)
-            read_device(c, &ast->sections.at[i]);
+            read_device(c, &ast->sections.at[i], no_profiles);
     }
     devices = c->devices.at;
     ndevices = c->devices.n;
@@ -814,6 +845,7 @@ static void read_all(Config *c, const Choice *plan, const Choice *cluster)
         }
     }
     choose_plans(c, plan);
+    find_here(c);
 }
 
 Config *config_read(Ast *ast, const Inputs *in)
@@ -828,6 +860,6 @@ Config *config_read(Ast *ast, const Inputs *in)
         apply_setting(c, in->sets[i], &plan, &cluster);
     check_choice(ast, &plan);
     check_choice(ast, &cluster);
-    read_all(c, &plan, &cluster);
+    read_all(c, &plan, &cluster, in->no_profiles);
     return c;
 }

@@ -15,6 +15,11 @@
  *
  * A pass takes the sum of its terms, or the time to start its kernels where that is
  * longer: the host runs ahead of the device (what starts a collective is in its alpha).
+ * On a profiled machine products come from the measured grid, bytes from the measured
+ * streams, attention from the measured turn where heads are of the same size, rings from
+ * the measured calls, and starting kernels takes time of its own. Ranks of this machine
+ * are priced as if each had its cores; the simulation shares them out (simulate.c).
+ *
  * Rings: all-gather and reduce-scatter take p-1 steps and (p-1)/p of the whole; an
  * all-reduce is both. Groups inside a node have its link; one that crosses nodes has its
  * node's ports, shared with the groups of the node's other devices.
@@ -28,8 +33,6 @@
  * Letters: e bytes of a number, N tokens (b sequences of l), c context, p ranks of
  * a group, T tokens a rank's x share has.
  */
-#include <unistd.h>
-
 #include "partition.h"
 #include "predict.h"
 
@@ -57,25 +60,50 @@ static const double LAUNCH_GPU = 5e-6, LAUNCH_CPU = 1e-6;
 static double num_or(Num n, double otherwise) { return n.set ? n.v : otherwise; }
 
 /* TUNING: a core of this machine, until it is profiled: 60 GFLOP/s in fp32 products, 5
- * GB/s of memory. Ranks share the cores, and memcpy is the link. */
+ * GB/s of memory. Ranks take turns on the cores, and memcpy is the link. */
 static Prices assumed_machine(const Plan *p)
 {
-    double cores = (double)sysconf(_SC_NPROCESSORS_ONLN), share = cores / plan_ranks(p);
+    int workers = p->is.workers > 1 ? p->is.workers : 1;
     double half = p->is.precision == PREC_FP64 ? 0.5 : 1;
-    return (Prices){ .matrix = 60e9 * share * half, .vector = 8e9 * share * half,
-                     .memory = 5e9 * share, .launch = LAUNCH_CPU, .tile = 256,
-                     .link = 5e9 * share, .link_alpha = 2e-6, .port = 5e9, .port_alpha = 2e-6,
-                     .ports = 1, .per_node = 1 << 20, .nodes = 1, .assumed = true };
+    return (Prices){ .matrix = 60e9 * workers * half, .vector = 8e9 * workers * half,
+                     .memory = 5e9 * workers, .launch = LAUNCH_CPU, .tile = 256, .link = 5e9,
+                     .link_alpha = 2e-6, .port = 5e9, .port_alpha = 2e-6, .ports = 1,
+                     .per_node = 1 << 20, .nodes = 1, .assumed = true,
+                     .cores = machine_cores(), .workers = workers };
+}
+
+/* What was measured takes the place of the data sheet. */
+static void use_profile(Prices *w, const Profile *f, const Plan *p)
+{
+    int ranks = plan_ranks(p), here = ranks < w->per_node ? ranks : w->per_node;
+    double alpha, rate;
+    w->workers = w->workers > 1 ? w->workers : 1;
+    w->at_work = (double)here * w->workers < f->cores ? (double)here * w->workers : f->cores;
+    w->profile = f;
+    w->ranks = here;
+    w->serial = true;
+    w->assumed = false;
+    w->matrix = w->workers * profile_peak(f, p->is.precision == PREC_FP64, w->at_work);
+    w->memory = w->workers * f->streams.at[f->streams.n - 1].rate[w->at_work > 1];
+    w->launch = f->step[w->workers > 1];
+    if (profile_ring(f, RING_SEND, 2, 2, &alpha, &rate)) {
+        w->link_alpha = alpha;
+        w->link = rate;
+    }
 }
 
 Prices cost_prices(const Plan *p)
 {
     const Config *c = p->config;
-    if (!c->has_cluster || c->cluster.device < 0)
-        return assumed_machine(p);
+    Prices w = { .workers = 1 };
+    if (!c->has_cluster || c->cluster.device < 0) {
+        w = assumed_machine(p);
+        if (c->here)
+            use_profile(&w, c->here, p);
+        return w;
+    }
     const Cluster *k = &c->cluster;
     const Device *d = &c->devices.at[k->device];
-    Prices w = { 0 };
     w.vector = num_or(d->vector, 10e12);
     double matrix = num_or(d->matrix, 8 * w.vector);
     switch (p->is.precision) {
@@ -100,6 +128,8 @@ Prices cost_prices(const Plan *p)
         w.spine = num_or(k->spine_rate, w.port);
         w.spine_alpha = num_or(k->spine_latency, w.port_alpha);
     }
+    if (d->rates)
+        use_profile(&w, d->rates, p);
     return w;
 }
 
@@ -140,8 +170,16 @@ Group cost_group(const Plan *p, const Prices *w, Axes axes)
             g.size *= axis_size(p, all[i].name);
             reach += (axis_size(p, all[i].name) - 1) * cost_stride(p, all[i].name);
         }
-    if (reach < w->per_node)
+    if (reach < w->per_node) {
+        double steps = g.size > 1 ? g.size - 1 : 1;
+        if (w->profile && g.size > 1) {
+            if (profile_ring(w->profile, RING_GATHER, g.size, w->ranks, &g.alpha, &g.rate))
+                g.alpha /= steps;
+            if (profile_ring(w->profile, RING_SUM, g.size, w->ranks, &g.sum_alpha, &g.sum_rate))
+                g.sum_alpha /= steps;
+        }
         return g;
+    }
     here = 0;
     for (int rank = 0; rank < w->per_node && rank <= reach; rank++) {
         bool in = true;
@@ -168,21 +206,38 @@ Group cost_group(const Plan *p, const Prices *w, Axes axes)
 
 /* ---- prices ------------------------------------------------------------------------ */
 
-double cost_product(const Prices *w, double m, double n, double k, double e, double more_bytes)
+/* Workers of a rank cut the larger side of a result. */
+static double measured_product(const Prices *w, ProductForm form, double m, double n, double k,
+                               double e)
+{
+    *(m >= n ? &m : &n) /= w->workers;
+    return profile_product(w->profile, e > 4, form, m, n, k, w->at_work);
+}
+
+double cost_product(const Prices *w, ProductForm form, double m, double n, double k, double e,
+                    double more_bytes)
 {
     if (m <= 0 || n <= 0 || k <= 0)
         return 0;
     double speed = w->matrix * TOP * k / (k + DEEP) * (m * n / (m * n + w->tile));
-    double flop_s = 2 * m * n * k / speed;
+    double flop_s = w->profile ? measured_product(w, form, m, n, k, e) : 2 * m * n * k / speed;
     double bytes_s = cost_bytes(w, e * (m * k + k * n + m * n) + more_bytes);
     return flop_s > bytes_s ? flop_s : bytes_s;
 }
 
-double cost_bytes(const Prices *w, double bytes) { return bytes / (w->memory * STREAM); }
-
-double cost_ring(const Group *g, double steps, double bytes)
+double cost_bytes(const Prices *w, double bytes)
 {
-    return g->size <= 1 ? 0 : steps * g->alpha + bytes / g->rate;
+    return w->profile ? profile_stream(w->profile, bytes / w->workers, w->at_work)
+                      : bytes / (w->memory * STREAM);
+}
+
+double cost_ring(const Group *g, RingKind kind, double steps, double bytes)
+{
+    double moves = steps * g->alpha + bytes / g->rate;
+    double sums = g->sum_rate > 0 ? steps * g->sum_alpha + bytes / g->sum_rate : moves;
+    if (g->size <= 1)
+        return 0;
+    return kind == RING_GATHER ? moves : kind == RING_SUM ? sums : (moves + sums) / 2;
 }
 
 double cost_pairs(const Term *t, double b, double l, double c, double L)
@@ -228,8 +283,8 @@ double cost_sync(const Cost *c, double parameters)
     int d = c->plan->is.data;
     Group g = cost_group(c->plan, &c->prices, AX_DATA);
     double part = parameters * c->gradient * (d - 1) / d;
-    return d == 1 ? 0 : c->plan->is.zero >= 1 ? cost_ring(&g, d - 1, part)
-                                              : cost_ring(&g, 2 * (d - 1), 2 * part);
+    return d == 1 ? 0 : c->plan->is.zero >= 1 ? cost_ring(&g, RING_SUM, d - 1, part)
+                                              : cost_ring(&g, RING_ALL, 2 * (d - 1), 2 * part);
 }
 
 double cost_update(const Cost *c, double parameters, double *gather_s)
@@ -241,7 +296,8 @@ double cost_update(const Cost *c, double parameters, double *gather_s)
                    (c->element < 4 ? c->element : 0);
     Group g = cost_group(p, &c->prices, AX_DATA);
     bool shards = p->is.zero >= 1 && d > 1;
-    *gather_s = shards ? cost_ring(&g, d - 1, parameters * c->element * (d - 1) / d) : 0;
+    double whole = parameters * c->element * (d - 1) / d;
+    *gather_s = shards ? cost_ring(&g, RING_GATHER, d - 1, whole) : 0;
     return cost_bytes(&c->prices, bytes * (shards ? parameters / d : parameters));
 }
 
@@ -252,8 +308,27 @@ static void add_time(Seconds *s, int axis, double t)
     *(axis == 0 ? &s->x : axis == 1 ? &s->y : &s->z) += t;
 }
 
+/* From the measured turn; rows in order: the last rank of x, z sees the most keys. */
+static double measured_attention(const Cost *c, const Term *t, const TurnRate *turn, double b,
+                                 double l, double context)
+{
+    double parts = t->gather ? c->plan->is.x * c->plan->is.z : 1, rows = l / parts;
+    double before = c->plan->is.balanced ? (l - rows) / 2 : l - rows;
+    return b * t->heads * parts / c->prices.workers *
+           profile_attention(turn, t->backward, rows, context + before);
+}
+
+static const TurnRate *turn_of(const Cost *c, const Term *t)
+{
+    bool plain = c->prices.profile && t->causal && t->window == 0;
+    return plain ? profile_turn(c->prices.profile, c->element > 4, (int)t->hd, t->per_kv) : NULL;
+}
+
 static double attention_s(const Cost *c, const Term *t, double b, double l, double context)
 {
+    const TurnRate *turn = turn_of(c, t);
+    if (turn)
+        return measured_attention(c, t, turn, b, l, context);
     double L = (double)c->plan->is.sequence;
     double flop = cost_pairs(t, b, l, context, L) * t->pair_flop;
     if (t->gather && t->causal && !c->plan->is.balanced) {
@@ -265,7 +340,7 @@ static double attention_s(const Cost *c, const Term *t, double b, double l, doub
                                                                        : context + l;
     double s = flop / (c->prices.matrix * ATTENTION);
     double bytes_s = cost_bytes(&c->prices, b * (l * t->token_bytes + keys * t->bytes));
-    return s > bytes_s ? s : bytes_s;
+    return (s > bytes_s ? s : bytes_s) * (t->backward ? t->ratio : 1);
 }
 
 /* Terms of a pass; context >= 0: only what attention adds over an empty context. */
@@ -282,8 +357,8 @@ static PassCost terms_pass(const Cost *c, int class, double b, double l, double 
         switch (u->kind) {
         case TERM_PRODUCT:
             sec = u->sums_tokens
-                ? cost_product(w, u->m, u->n, u->k * N, c->element, u->bytes)
-                : cost_product(w, u->m * N, u->n, u->k, c->element, u->bytes);
+                ? cost_product(w, u->form, u->m, u->n, u->k * N, c->element, u->bytes)
+                : cost_product(w, u->form, u->m * N, u->n, u->k, c->element, u->bytes);
             s->compute += sec;
             break;
         case TERM_BYTES:
@@ -293,11 +368,11 @@ static PassCost terms_pass(const Cost *c, int class, double b, double l, double 
             sec = attention_s(c, u, b, l, context);
             if (context > 0)
                 sec -= attention_s(c, u, b, l, 0);
-            s->compute += sec * (u->backward ? u->ratio : 1);
+            s->compute += sec;
             again += u->backward ? 0 : sec;
             break;
         case TERM_COLLECTIVE:
-            sec = cost_ring(&u->group, u->steps, u->token_bytes * N + u->bytes);
+            sec = cost_ring(&u->group, u->ring, u->steps, u->token_bytes * N + u->bytes);
             if (u->hidden)
                 hidden[u->backward] += sec;
             else
@@ -419,7 +494,8 @@ static Term *term(Build *b, TermKind kind, const Op *o)
 
 /* A collective over one axis in which a rank receives (p-1)/p of `columns` per token of its
  * x share, the whole counted. */
-static void collective(Build *b, const Op *o, Axes axes, double columns, double bytes, bool hidden)
+static void collective(Build *b, const Op *o, RingKind ring, Axes axes, double columns,
+                       double bytes, bool hidden)
 {
     Group g = cost_group(b->p, &b->c->prices, axes);
     if (g.size <= 1)
@@ -428,16 +504,19 @@ static void collective(Build *b, const Op *o, Axes axes, double columns, double 
     double part = (double)(g.size - 1) / g.size;
     t->axis = axes & AX_X && !(axes & AX_Z) ? 0 : axes & AX_YK ? 1 : 2;
     t->group = g;
+    t->ring = ring;
     t->steps = g.size - 1;
     t->token_bytes = columns * b->real * part / b->p->is.x;
     t->bytes = bytes * part;
     t->hidden = hidden;
 }
 
-static void product(Build *b, const Op *o, bool sums, double m, double n, double k, double more)
+static void product(Build *b, const Op *o, ProductForm form, double m, double n, double k,
+                    double more)
 {
     Term *t = term(b, TERM_PRODUCT, o);
-    t->sums_tokens = sums;
+    t->sums_tokens = form == FORM_TN;
+    t->form = form;
     t->m = m;
     t->n = n;
     t->k = k;
@@ -463,21 +542,21 @@ static void linear_terms(Build *b, OpId id)
     bool keeps_x = keep && (strcmp(keep, "both") == 0 || strcmp(keep, "inputs") == 0);
     bool keeps_w = keep && (strcmp(keep, "both") == 0 || strcmp(keep, "weights") == 0);
     if (o->kind == OP_LINEAR) {
-        collective(b, o, gather, in, 0, false);
-        collective(b, o, AX_X, 0, weights, true);
-        product(b, o, false, share, out, in, 0);
-        collective(b, o, scatter, out, 0, false);
+        collective(b, o, RING_GATHER, gather, in, 0, false);
+        collective(b, o, RING_GATHER, AX_X, 0, weights, true);
+        product(b, o, FORM_NN, share, out, in, 0);
+        collective(b, o, RING_SUM, scatter, out, 0, false);
     } else if (o->kind == OP_LINEAR_DX) {
-        collective(b, o, scatter, out, 0, false);
+        collective(b, o, RING_GATHER, scatter, out, 0, false);
         if (!keeps_w)
-            collective(b, o, AX_X, 0, weights, true);
-        product(b, o, false, share, in, out, 0);
-        collective(b, o, gather, in, 0, false);
+            collective(b, o, RING_GATHER, AX_X, 0, weights, true);
+        product(b, o, FORM_NT, share, in, out, 0);
+        collective(b, o, RING_SUM, gather, in, 0, false);
     } else {
         if (!keeps_x)
-            collective(b, o, gather, in, 0, false);
-        product(b, o, true, in, out, share, in * out * 2 * b->c->gradient);
-        collective(b, o, AX_X, 0, in * out * b->c->gradient, true);
+            collective(b, o, RING_GATHER, gather, in, 0, false);
+        product(b, o, FORM_TN, in, out, share, in * out * 2 * b->c->gradient);
+        collective(b, o, RING_SUM, AX_X, 0, in * out * b->c->gradient, true);
     }
 }
 
@@ -491,17 +570,20 @@ static void attention_terms(Build *b, OpId id)
     double heads_y = o->kv_heads < y ? o->kv_heads : y;
     Axes xz = AX_X | AX_Z;
     if (is->attention == ATT_GATHER)
-        collective(b, o, xz, (k + v) / heads_y * is->x, 0, false);
+        collective(b, o, RING_GATHER, xz, (k + v) / heads_y * is->x, 0, false);
     else if (is->attention == ATT_EXCHANGE)
-        collective(b, o, xz, (2 * q + k + v) / y / is->z * (back ? 2 : 1), 0, false);
+        collective(b, o, RING_GATHER, xz, (2 * q + k + v) / y / is->z * (back ? 2 : 1), 0, false);
     if (back && is->attention == ATT_GATHER)
-        collective(b, o, xz, (k + v) / heads_y * is->x, 0, false);
+        collective(b, o, RING_SUM, xz, (k + v) / heads_y * is->x, 0, false);
     Term *t = term(b, TERM_ATTENTION, o);
     t->causal = o->causal;
     t->window = o->window;
     t->gather = is->attention == ATT_GATHER && is->x * is->z > 1;
     t->pair_flop = 2 * (q + q / k * v) / b->xyz;
     t->ratio = ATTENTION_BACK;
+    t->heads = o->heads / b->xyz;
+    t->hd = q / o->heads;
+    t->per_kv = (double)o->heads / o->kv_heads;
     t->token_bytes = 2 * q * b->real / b->xyz;
     t->bytes = (k + v) * b->real / heads_y / (t->gather ? 1 : is->x * is->z);
     b->t->kernels[back] += back ? 2 : 1;
@@ -523,6 +605,7 @@ static void loss_terms(Build *b, const Op *o, const TensorId logits)
     Term *r = term(b, TERM_COLLECTIVE, o);
     r->axis = 1;
     r->group = g;
+    r->ring = RING_ALL;
     r->steps = 4 * (g.size - 1);
     r->token_bytes = 12.0 / (b->p->is.x * b->p->is.z);
 }
@@ -546,7 +629,8 @@ static void op_terms(Build *b, OpId id)
         double w = (double)tensor(b, rows)->width;
         term(b, TERM_BYTES, o)->token_bytes = 2 * w * b->real / b->p->is.z / b->p->is.x;
         b->t->kernels[o->kind == OP_EMBED_DW]++;
-        collective(b, o, AX_YK, w / b->p->is.z, 0, false);
+        collective(b, o, o->kind == OP_EMBED ? RING_SUM : RING_GATHER, AX_YK, w / b->p->is.z, 0,
+                   false);
         break;
     }
     default: {          // rope and the like: in and out once
@@ -577,6 +661,7 @@ static void run_end(Build *b, Run *r)
         Term *c = term(b, TERM_COLLECTIVE, r->first);
         c->axis = r->wide_a ? 2 : 1;
         c->group = g;
+        c->ring = RING_ALL;
         c->steps = 2 * (g.size - 1);
         c->token_bytes = 2.0 * r->reduced * b->c->gradient * (g.size - 1) / b->xyz;
     }

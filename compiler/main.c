@@ -162,6 +162,7 @@ static const Command commands[] = {
     { "verify", command_verify, "static checks, then a step against the reference" },
     { "run",    command_run,    "train here (--steps --load --save --log --threads --reference)" },
     { "build",  command_build,  "an executable (--target cpu -o EXE)" },
+    { "profile", command_profile, "measure this machine (-o F; --quick; FILE: its turn too)" },
 };
 enum { NCOMMANDS = sizeof commands / sizeof *commands };
 
@@ -231,10 +232,11 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
         { "--small", &o->is_small, NULL, "verify" },
         { "--full", &o->is_full, NULL, "verify" },
         { "--static", &o->is_static, NULL, "verify" },
+        { "--quick", &o->is_quick, NULL, "profile" },
         { "-d", NULL, &o->dump, NULL },         { "--stop", NULL, &o->stop, NULL },
         { "--explain", NULL, &o->explain, "plan,simulate" },
         { "--target", NULL, &o->target, "build" },
-        { "-o", NULL, &o->output, "build" },
+        { "-o", NULL, &o->output, "build,profile" },
         { "--load", NULL, &o->load, "run" },    { "--save", NULL, &o->save, "run" },
         { "--log", NULL, &o->log, "run" },      { "--trace", NULL, &o->trace, "run,simulate" },
         { "--plan", NULL, &o->in.plan, NULL },  { "--cluster", NULL, &o->in.cluster, NULL },
@@ -312,7 +314,7 @@ static const Command *find_command(const Options *o)
         if (strcmp(o->command, commands[i].name) == 0)
             return &commands[i];
     }
-    static const char *const later[] = { "tune", "emit", "profile" };
+    static const char *const later[] = { "tune", "emit" };
     for (size_t i = 0; i < sizeof later / sizeof *later; i++)
         if (strcmp(o->command, later[i]) == 0)
             die(EXIT_USAGE, "this version has no command `%s`", o->command);
@@ -377,7 +379,8 @@ int main(int argc, char **argv)
     read_options(&o, argc, argv);
     const Command *command = find_command(&o);
     check_words(&o);
-    if (o.in.nfiles == 0)
+    o.in.no_profiles = command->run == command_profile;     // it is about to write them
+    if (o.in.nfiles == 0 && !o.in.no_profiles)
         die(EXIT_USAGE, "%s needs a model file", o.command);
     keep_inputs(&o);
     Ast *ast = parse_files(&o.in);

@@ -12,6 +12,7 @@ typedef struct {
     bool json, schedule, quiet, verbose, time, reference, help;
     bool turns_only, blocking;       // plan, simulate: see predict.h
     bool is_small, is_full, is_static;      // verify
+    bool is_quick;                  // profile
     const char *dump, *stop, *explain, *target, *output;
     const char *load, *save, *log, *trace;
     int64_t steps;                  // -1: as the file says
@@ -33,5 +34,6 @@ int command_simulate(Compile *c);
 int command_verify(Compile *c);     // verify_run.c
 int command_run(Compile *c);        // run.c
 int command_build(Compile *c);      // run.c
+int command_profile(Compile *c);    // profile.c
 
 #endif

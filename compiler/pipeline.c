@@ -67,12 +67,16 @@ static PassCost base_price(const Cost *c, int class, double b, double l, double 
     return cost_pass(c, class, b, l);
 }
 
-/* The host starts kernels ahead of the device: a pass takes at least that long. */
+/* The host starts kernels ahead of the device: a pass takes at least that long. A core has
+ * nobody to start them but itself. */
 static PassCost at_least_launches(const Cost *c, const Stretch *s, PassCost a)
 {
-    double f = s->kernels[0] * c->prices.launch - total(&a.forward);
     double launched = s->kernels[1] + (a.backward.recompute > 0 ? s->kernels[0] : 0);
-    double b = launched * c->prices.launch - total(&a.backward);
+    double f = s->kernels[0] * c->prices.launch, b = launched * c->prices.launch;
+    if (!c->prices.serial) {
+        f -= total(&a.forward);
+        b -= total(&a.backward);
+    }
     a.forward.compute += f > 0 ? f : 0;
     a.backward.compute += b > 0 ? b : 0;
     return a;
@@ -492,6 +496,25 @@ static int64_t least_count(const Pipeline *q, int64_t m)
     return k;
 }
 
+/* Do the ranks of this machine take turns on its cores? */
+static bool shares_cores(const Pipeline *q)
+{
+    const Prices *w = &q->cost->prices;
+    return w->cores > 0 && plan_ranks(q->plan) * w->workers > w->cores;
+}
+
+/* The programme gives each stage cores of its own. Where they take turns, slices shorten
+ * nothing that waits for a core: the whole sequence stands beside its candidates. */
+static void add_whole(Pipeline *q, int64_t b, const SliceProblem *pr)
+{
+    SliceLack lack = { .stage = -1 };
+    if (pr->least > 1)
+        return;
+    SliceChoice c = slice_price(scratch, pr, &pr->tokens, 1, &lack);
+    if (lack.stage < 0)
+        add_feed(q, b, &c);
+}
+
 static void search_b(Pipeline *q, int64_t b, SliceLack *lack)
 {
     Plan *p = q->plan;
@@ -508,6 +531,8 @@ static void search_b(Pipeline *q, int64_t b, SliceLack *lack)
         Slices found = slice_solve(scratch, &pr);
         for (int i = 0; i < found.ncand; i++)
             add_feed(q, b, &found.cand[i]);
+        if (shares_cores(q) && found.ncand > 0)
+            add_whole(q, b, &pr);
         if (found.best.k == 0)
             here = found.lack;
         else if (q->search.tried == 0 || found.stop_bound < q->search.bound) {
@@ -569,7 +594,9 @@ static void build(Pipeline *q, const Feed *f, bool keep_spans)
     q->timing = (Timing){ .schedule = s, .forward = fw, .backward = bw, .send_forward = sf,
         .send_backward = sb, .sync = sync, .update = update, .gather = gather,
         .tied = q->cost->tied > 0 ? tied : 0, .blocking = q->blocking,
-        .barrier = p->config->train.clip.v > 0, .unit_bytes = unit, .kv_bytes = kv };
+        .barrier = p->config->train.clip.v > 0, .unit_bytes = unit, .kv_bytes = kv,
+        .cores = q->cost->prices.cores,
+        .threads = plan_ranks(p) / q->P * q->cost->prices.workers };
     q->sim = simulate_run(&q->timing, keep_spans);
 }
 
@@ -642,7 +669,7 @@ static void choose_feed(Pipeline *q)
         return;
     }
     qsort(q->feeds.at, (size_t)q->feeds.n, sizeof *q->feeds.at, by_formula);
-    if (q->feeds.n > SIMULATED)
+    if (q->feeds.n > SIMULATED && !shares_cores(q))
         q->feeds.n = SIMULATED;
     for (int i = 0; i < q->feeds.n; i++) {
         Feed *f = &q->feeds.at[i];
@@ -673,6 +700,10 @@ static void figures(Pipeline *q)
         }
     }
     double devices = plan_ranks(p), peak = q->cost->prices.matrix;
+    if (shares_cores(q)) {              // of the cores, not of each rank
+        devices = q->cost->prices.cores;
+        peak /= q->cost->prices.workers;
+    }
     bool full = is_word(p->config->plan.recompute, "full");
     q->tokens = T;
     q->model_flop = (6 * matrices + 12 * attention) * T;

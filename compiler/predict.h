@@ -15,6 +15,7 @@
 #define PREDICT_H
 
 #include "plan.h"
+#include "profile.h"
 
 /* ======================= cost.c ============================================ */
 
@@ -29,10 +30,21 @@ typedef struct {
     int ports, per_node, nodes;
     int spine_nodes; double spine, spine_alpha;     // spine_nodes 0: none
     bool assumed;                   // no cluster was given: opinions, not a data sheet
+    /* a machine whose devices are cores; the rates above are those of a rank's workers,
+     * each on a core of its own */
+    int cores;                      // this machine's: ranks take turns on them; 0: no limit
+    int workers;                    // threads of one rank, else 1
+    bool serial;                    // starting a kernel takes the rank's own time
+    const Profile *profile;         // measured; NULL: the rates above alone
+    double at_work; int ranks;      // threads that compute at once; ranks in one node
 } Prices;
 
-/* Axes that collectives run over, as seen by the network. */
-typedef struct { int size; bool crosses; double rate, alpha; } Group;
+/* Axes that collectives run over, as seen by the network. sum_*: of those that add up,
+ * where they were measured (else 0: as the others). */
+typedef struct {
+    int size; bool crosses;
+    double rate, alpha, sum_rate, sum_alpha;
+} Group;
 
 /* Wall seconds of one rank; x, y, z: collectives that nothing hides. */
 typedef struct { double compute, recompute, x, y, z; } Seconds;
@@ -46,12 +58,15 @@ typedef struct {
     int axis;                       // collectives: 0 x, 1 y, 2 z
     double m, n, k;                 // product: sizes; the one that counts tokens is per token
     bool sums_tokens;               // product: tokens are k (gradient of a matrix), else m
+    ProductForm form;
     double token_bytes, bytes;      // moved or received, per token and apart from it
     double steps;                   // collectives: latencies
-    Group group;
+    Group group; RingKind ring;
     bool hidden;                    // collectives: runs beside the pass's compute
     double pair_flop, ratio;        // attention: FLOP of a pair (query, key); of backward
     int64_t window; bool causal;
+    double heads, hd, per_kv;       // attention: heads of a sequence that a rank has (a share of
+                                    // them, where it has a share of the rows); queries of a key
 } Term;
 typedef struct { Term *at; int n, cap; } Terms;
 
@@ -86,9 +101,10 @@ int     cost_stride(const Plan *p, const char *axis);       // ranks from one to
 Group   cost_group(const Plan *p, const Prices *w, Axes axes);
 /* Seconds: a product of [m, k] and [k, n] with numbers of e bytes; a kernel that moves
  * bytes; a ring in which a rank receives bytes in so many steps. */
-double  cost_product(const Prices *w, double m, double n, double k, double e, double more_bytes);
+double  cost_product(const Prices *w, ProductForm form, double m, double n, double k, double e,
+                     double more_bytes);
 double  cost_bytes(const Prices *w, double bytes);
-double  cost_ring(const Group *g, double steps, double bytes);
+double  cost_ring(const Group *g, RingKind kind, double steps, double bytes);
 /* (query, key) pairs of l queries after c tokens, b sequences. */
 double  cost_pairs(const Term *t, double b, double l, double c, double L);
 /* One pass of b sequences, l tokens each after c, over a class; what depends on c alone. */
@@ -154,6 +170,9 @@ typedef struct {
     bool barrier;                           // the update waits for all stages (clip)
     const double *unit_bytes;               // per section: of a token of a unit in flight
     const double *kv_bytes;                 // per section: K and V of a microbatch
+    /* Stages at work share the cores evenly, each wanting one for each of its threads; their
+     * seconds are those on cores of their own. cores 0: no limit. */
+    int cores, threads;
 } Timing;
 
 typedef enum { SPAN_COMPUTE, SPAN_SEND, SPAN_SEND_BACK } Stream;

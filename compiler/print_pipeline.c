@@ -46,7 +46,15 @@ static void print_glance(const Pipeline *q, FILE *f)
             lengths(t->k, t->slice), schedule_word[t->kind]);
     fprintf(f, "  step      %s, %.4g tokens/s, mfu %.1f %%, hfu %.1f %%%s\n",
             str_seconds(s->step_s), q->tokens / s->step_s, 100 * q->mfu, 100 * q->hfu,
-            q->cost->prices.assumed ? " (prices of this machine are assumed)" : "");
+            q->cost->prices.assumed ? " (prices of this machine are assumed)"
+            : q->cost->prices.profile ? " (measured rates)" : "");
+    const Prices *w = &q->cost->prices;
+    int threads = plan_ranks(p) * w->workers;
+    if (w->cores > 0 && threads > w->cores)
+        fprintf(f, "  cores     %d rank%s%s take turns on %d core%s: at most %d compute at a time\n",
+                plan_ranks(p), plural(plan_ranks(p)),
+                w->workers > 1 ? str_fmt(" of %d threads", w->workers) : "", w->cores,
+                plural(w->cores), w->cores);
     if (q->P > 1)
         fprintf(f, "  formula   %s by m sum t + (P-1) max t; simulated %s\n",
                 str_seconds(q->feed.formula_s), q->blocking ? "with sends that block" :

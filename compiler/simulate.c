@@ -9,6 +9,11 @@
  * round the stages and taking whatever can start gives the times of a queue of
  * events, in any order of going round.
  *
+ * Where stages share cores (Timing.cores), work is no longer as long as its seconds: the
+ * stages at work are served at once, each at the same speed, cores / (stages at work *
+ * threads of a stage), at most 1. Going round then only finds what can start, and when;
+ * time passes from one start or end of work to the next.
+ *
  * For equal stages, one microbatch of slices t_1 .. t_n and gpipe's forwards this is
  * sum t + (K-1) max t exactly (tests/unit/test_simulate.c).
  *
@@ -34,6 +39,8 @@ typedef struct {
     double *done;                   // per stage: when the last compute step ended
     Flight *flight;                 // [backward][microbatch][slice][section that receives]
     double *ready;                  // per stage: end of its sync
+    struct Job { Step step; double part[PARTS], start, left; enum { NONE_YET, WAITS, RUNS } is; }
+        *job;                       // per stage, where cores are shared; NULL: they are not
 } Run;
 
 static Flight *flight_of(const Run *r, bool backward, const Step *u, int section)
@@ -59,8 +66,6 @@ static void add_seconds(double *part, const Seconds *x)
     part[PART_Y] += x->y;
     part[PART_Z] += x->z;
 }
-
-static double total(const Seconds *x) { return x->compute + x->recompute + x->x + x->y + x->z; }
 
 static void idle(Run *r, int stage, double until)
 {
@@ -99,20 +104,54 @@ static void send(Run *r, int stage, const Step *u)
     }
 }
 
-static void compute(Run *r, int stage, const Step *u)
+/* Work that took from start to now[stage]; what it was made of is stretched alike. */
+static void worked(Run *r, int stage, const Step *u, const double *part, double start)
+{
+    double sum = 0, end = r->now[stage];
+    for (int i = 0; i < PARTS; i++)
+        sum += part[i];
+    for (int i = 0; i < PARTS && sum > 0; i++)
+        r->part[stage][i] += part[i] * ((end - start) / sum);
+    r->sim->busy[stage] += end - start;
+    if (u->kind == STEP_FORWARD || u->kind == STEP_BACKWARD)
+        r->done[stage] = end;
+    if (u->kind == STEP_SYNC)
+        r->ready[stage] = end > 0 ? end : 1e-300;
+    span(r, stage, SPAN_COMPUTE, start, end, u);
+}
+
+/* Work of a stage from its now on; false: it has begun, and its end is found by pass_time. */
+static bool work(Run *r, int stage, const Step *u, const double *part)
+{
+    double sum = 0, start = r->now[stage];
+    for (int i = 0; i < PARTS; i++)
+        sum += part[i];
+    if (r->job && sum > 0) {
+        struct Job *j = &r->job[stage];
+        *j = (struct Job){ .step = *u, .start = start, .left = sum, .is = WAITS };
+        memcpy(j->part, part, sizeof j->part);
+        return false;
+    }
+    r->now[stage] = start + sum;
+    worked(r, stage, u, part, start);
+    return true;
+}
+
+static bool compute(Run *r, int stage, const Step *u)
 {
     const Schedule *s = r->s;
     bool back = u->kind == STEP_BACKWARD;
     int section = u->chunk * s->P + stage;
     const Seconds *x = &(back ? r->t->backward : r->t->forward)[section * s->k + u->slice];
     bool receives = s->P > 1 && (back ? section + 1 < s->P * s->v : section > 0);
-    if (receives)
-        wait_for(r, stage, flight_of(r, back, u, section));
-    double start = r->now[stage];
-    r->now[stage] = r->done[stage] = start + total(x);
-    add_seconds(r->part[stage], x);
-    r->sim->busy[stage] += total(x);
-    span(r, stage, SPAN_COMPUTE, start, r->now[stage], u);
+    const Flight *needs = receives ? flight_of(r, back, u, section) : NULL;
+    if (needs && !needs->known)
+        return false;
+    if (needs)
+        wait_for(r, stage, needs);
+    double part[PARTS] = { 0 };
+    add_seconds(part, x);
+    return work(r, stage, u, part);
 }
 
 static bool all_synced(const Run *r)
@@ -133,17 +172,15 @@ static bool tied_ready(const Run *r, int stage)
 static bool step(Run *r, int stage, const Step *u)
 {
     const Schedule *s = r->s;
-    int section = u->chunk * s->P + stage;
     bool tied = r->t->tied > 0 && s->P > 1 && (stage == 0 || stage == s->P - 1);
     switch (u->kind) {
     case STEP_FORWARD: case STEP_BACKWARD:
-        compute(r, stage, u);
-        return true;
+        return compute(r, stage, u);
     case STEP_SEND_ACTIVATION: case STEP_SEND_GRADIENT:
         send(r, stage, u);
         return true;
     case STEP_RECV_ACTIVATION: case STEP_RECV_GRADIENT:
-        return flight_of(r, u->kind == STEP_RECV_GRADIENT, u, section)->known;
+        return true;                    // posted early; the work waits for what it needs
     case STEP_SYNC: {
         if (tied && !tied_ready(r, stage))
             return false;
@@ -153,28 +190,69 @@ static bool step(Run *r, int stage, const Step *u)
             r->part[stage][PART_PIPELINE] += r->t->tied;
             r->now[stage] += r->t->tied;
         }
-        double start = r->now[stage];
-        r->now[stage] += r->t->sync[stage];
-        r->part[stage][PART_DATA] += r->t->sync[stage];
-        r->sim->busy[stage] += r->t->sync[stage];
-        r->ready[stage] = r->now[stage] > 0 ? r->now[stage] : 1e-300;
-        span(r, stage, SPAN_COMPUTE, start, r->now[stage], u);
-        return true;
+        double part[PARTS] = { [PART_DATA] = r->t->sync[stage] };
+        return work(r, stage, u, part);
     }
     default: {
         if (r->t->barrier && !all_synced(r))
             return false;
         for (int i = 0; r->t->barrier && i < s->P; i++)
             idle(r, stage, r->ready[i]);
-        double start = r->now[stage], work = r->t->update[stage] + r->t->gather[stage];
-        r->now[stage] += work;
-        r->part[stage][PART_OPTIMIZER] += r->t->update[stage];
-        r->part[stage][PART_DATA] += r->t->gather[stage];
-        r->sim->busy[stage] += work;
-        span(r, stage, SPAN_COMPUTE, start, r->now[stage], u);
+        double part[PARTS] = { [PART_OPTIMIZER] = r->t->update[stage],
+                               [PART_DATA] = r->t->gather[stage] };
+        return work(r, stage, u, part);
+    }
+    }
+}
+
+/* Starts what can start at its stages' times. */
+static void go_round(Run *r)
+{
+    const Schedule *s = r->s;
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (int i = 0; i < s->P; i++)
+            while (r->at[i] < s->stage[i].n && (r->job == NULL || r->job[i].is == NONE_YET) &&
+                   step(r, i, &s->stage[i].at[r->at[i]])) {
+                r->at[i]++;
+                moved = true;
+            }
+    }
+}
+
+/* Shared cores: on to the next start or end of work. false: there is no more. */
+static bool pass_time(Run *r, double *clock)
+{
+    int P = r->s->P, running = 0, next = -1;
+    for (int i = 0; i < P; i++)
+        running += r->job[i].is == RUNS;
+    double speed = running ? (double)r->t->cores / ((double)running * r->t->threads) : 1;
+    speed = speed < 1 ? speed : 1;
+    double when = HUGE_VAL;
+    for (int i = 0; i < P; i++) {
+        const struct Job *j = &r->job[i];
+        double t = j->is == WAITS ? j->start : j->is == RUNS ? *clock + j->left / speed : HUGE_VAL;
+        if (t < when) {
+            when = t;
+            next = i;
+        }
+    }
+    if (next < 0)
+        return false;
+    for (int i = 0; i < P; i++)
+        if (r->job[i].is == RUNS)
+            r->job[i].left -= when > *clock ? (when - *clock) * speed : 0;
+    *clock = when > *clock ? when : *clock;
+    struct Job *j = &r->job[next];
+    if (j->is == WAITS) {
+        j->is = RUNS;
         return true;
     }
-    }
+    r->now[next] = *clock;
+    j->is = NONE_YET;
+    worked(r, next, &j->step, j->part, j->start);
+    r->at[next]++;
+    return true;
 }
 
 /* Bytes in flight along a stage's table: units until their backward, K and V of a
@@ -220,14 +298,12 @@ Simulation simulate_run(const Timing *t, bool keep_spans)
     r->ready = NEWN(double, P);
     r->part = arena_get(perm, sizeof *r->part * (size_t)P);
     r->flight = NEWN(Flight, (size_t)2 * (size_t)s->m * (size_t)s->k * (size_t)(P * s->v));
-    for (bool moved = true; moved;) {
-        moved = false;
-        for (int i = 0; i < P; i++)
-            while (r->at[i] < s->stage[i].n && step(r, i, &s->stage[i].at[r->at[i]])) {
-                r->at[i]++;
-                moved = true;
-            }
-    }
+    if (t->cores > 0 && P * t->threads > t->cores)
+        r->job = arena_get(perm, sizeof *r->job * (size_t)P);
+    double clock = 0;
+    do
+        go_round(r);
+    while (r->job && pass_time(r, &clock));
     double busy = 0;
     for (int i = 0; i < P; i++) {
         if (r->at[i] < s->stage[i].n)

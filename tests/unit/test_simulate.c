@@ -161,3 +161,71 @@ Test(simulate, ends_wait)
     cr_assert_float_eq(a.step_s, 12 - 2 + 7 + 1, 1e-9, "%g", a.step_s);
     check_parts(&a);
 }
+
+/* Three stages, two cores, three microbatches, forward 1 s, backward 2 s. By hand: two
+ * stages at most are at work until 2 s; then all three at two thirds of their speed, 1.5 s;
+ * two until 4.5 s, one until 5.5 s. Back again the same, twice as long. */
+Test(simulate, stages_take_turns_on_cores)
+{
+    double f = 1, b = 2;
+    Schedule s = shape(SCHEDULE_GPIPE, 3, 3, 1, 1);
+    Timing t = timing(&s, &f, &b, 0);
+    t.cores = 2;
+    t.threads = 1;
+    Simulation sim = simulate_run(&t, true);
+    cr_assert_float_eq(sim.step_s, 5.5 + 11, 1e-9, "%.12g", sim.step_s);
+    check_parts(&sim);
+    for (int i = 0; i < sim.spans.n; i++)
+        if (sim.spans.at[i].stage == 0 && sim.spans.at[i].step.microbatch == 2 &&
+            sim.spans.at[i].step.kind == STEP_FORWARD)
+            cr_assert_float_eq(sim.spans.at[i].end, 3.5, 1e-9);
+    t.cores = 3;                                // enough: as without a limit
+    cr_assert_float_eq(simulate_run(&t, false).step_s, 15, 1e-9);
+    t.threads = 2;                              // six threads on three cores: as three on 1.5
+    sim = simulate_run(&t, false);
+    cr_assert_float_eq(sim.step_s, 3 * (2 * (1 + 4.0 / 3) + 2), 1e-9, "%.12g", sim.step_s);
+}
+
+/* One core and no waiting for transfers: the core is never idle, whatever the order. */
+Test(simulate, one_core_does_all_the_work)
+{
+    for (int round = 0; round < 200; round++) {
+        int P = random_int(1, 6), m = random_int(1, 5), k = random_int(1, 5);
+        double f[5], b[5], sum = 0;
+        for (int i = 0; i < k; i++)
+            sum += (f[i] = random_s(1) + 0.01) + (b[i] = random_s(2) + 0.01);
+        Schedule s = shape(round % 2 ? SCHEDULE_GPIPE : SCHEDULE_1F1B, P, m, k, 1);
+        Timing t = timing(&s, f, b, 0);
+        t.cores = t.threads = 1;
+        Simulation sim = simulate_run(&t, true);
+        cr_assert_float_eq(sim.step_s, P * m * sum, 1e-9 * P * m * sum, "P %d m %d k %d: %.12g",
+                           P, m, k, sim.step_s);
+        check_parts(&sim);
+        t.cores = P;                            // a core each: the sum of limits is none
+        double alone = simulate_run(&t, false).step_s;
+        t.cores = 0;
+        cr_assert_float_eq(alone, simulate_run(&t, false).step_s, 1e-9 * alone);
+    }
+}
+
+/* Fewer cores never help; with blocking sends the parts still add up. */
+Test(simulate, fewer_cores_take_longer)
+{
+    double f[2] = { 1, 0.5 }, b[2] = { 2, 1 }, update[4] = { 1, 2, 1, 3 }, last = HUGE_VAL;
+    for (int cores = 1; cores <= 9; cores++) {
+        Schedule s = shape(SCHEDULE_1F1B, 4, 6, 2, 1);
+        Timing t = timing(&s, f, b, 0.25);
+        t.update = update;
+        t.barrier = true;
+        t.tied = 0.5;
+        t.blocking = cores % 2;
+        t.threads = 2;
+        t.cores = cores;
+        Simulation sim = simulate_run(&t, true);
+        check_parts(&sim);
+        t.blocking = false;
+        sim = simulate_run(&t, true);
+        cr_assert_leq(sim.step_s, last + 1e-9);
+        last = sim.step_s;
+    }
+}
