@@ -802,8 +802,9 @@ static void find_here(Config *c)
 
     if (c->has_cluster) {
         const Device *d = c->cluster.device < 0 ? NULL : &c->devices.at[c->cluster.device];
-        if (d && d->rates && d->arch.v && strcmp(d->arch.v, "cpu") == 0)
-            profile_is_here(d->rates, d->profile.loc);
+        if (d && d->rates && d->arch.v && strcmp(d->arch.v, "cpu") == 0 &&
+            profile_is_here(d->rates, d->profile.loc))
+            c->here = d->rates;         // run and verify leave the cluster aside
         return;
     }
     for (int i = 0; i < c->devices.n; i++) {

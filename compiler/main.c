@@ -75,7 +75,8 @@ bool compile_to(Compile *c, const char *last)
         if (strcmp(passes[i].name, "autodiff") == 0 && strcmp(c->o->command, "plan") == 0) {
             if (c->on_paper || needs_paper(p))
                 return true;
-            if (c->config->has_cluster && !p->is.refused && p->is.stages == 1)
+            bool priced = c->config->has_cluster || c->config->here;
+            if (priced && !p->is.refused && p->is.stages == 1)
                 p->pipeline = pipeline_plan(p, false, c->o->blocking, false);
         }
         if (c->o->stop && strcmp(passes[i].name, c->o->stop) == 0)

@@ -21,17 +21,18 @@ typedef struct {
     double tokens[PROFILE_SIDE], widths[PROFILE_SIDE];
     bool fp64;
     double list_s;                      // on each list of equal steps
+    int64_t ring_times;                 // from one size of a collective to the next
     double slices, contexts;            // of a turn: parts of the sequence
 } Effort;
 
-/* TUNING: 50 s and 6 s on two cores at 75 GFLOP/s, 2025-11. */
+/* TUNING: half a minute and 6 s on two cores at 75 GFLOP/s, 2025-11. */
 static const Effort full = {
     .point_s = 8e-3, .tokens = { 1, 8, 32, 128, 512, 2048 }, .widths = { 32, 128, 512, 2048 },
-    .fp64 = true, .list_s = 0.02, .slices = 32, .contexts = 8,
+    .fp64 = true, .list_s = 0.02, .ring_times = 8, .slices = 32, .contexts = 8,
 };
 static const Effort quick = {
     .point_s = 3e-3, .tokens = { 1, 16, 128, 512 }, .widths = { 64, 256, 1024 },
-    .list_s = 5e-3, .slices = 8, .contexts = 4,
+    .list_s = 5e-3, .ring_times = 64, .slices = 8, .contexts = 4,
 };
 
 static int side_of(const double *list)
@@ -97,7 +98,7 @@ static void measure_ring(const Effort *e, RingKind kind, int group, int ranks, P
 {
     static const RtStepKind step[] = { RT_ALL_GATHER, RT_REDUCE_SCATTER, RT_ALL_REDUCE };
     RingRate r = { .kind = kind, .group = group, .ranks = ranks };
-    for (int64_t bytes = 1 << 10; bytes <= 4 << 20; bytes *= 8) {
+    for (int64_t bytes = 1 << 10; bytes <= 4 << 20; bytes *= e->ring_times) {
         double s = kind == RING_SEND ? rt_measure_transfer(bytes, e->list_s)
                  : rt_measure_collective(step[kind], group, ranks, bytes, e->list_s);
         if (s <= 0)

@@ -2,8 +2,8 @@
  * measure.h - what this machine does in a second when the runtime asks it: products of
  * its BLAS, streams through memory, collectives of ranks as threads, starts of steps.
  * For `teracube profile` alone. Every figure is the seconds of one call: of the thread's own
- * work where nobody waits, else of the clock; the lower eighth of repetitions, so that what
- * other programs take now and then is left out.
+ * work where nobody waits, of which the lower eighth of repetitions is taken; else of the clock,
+ * the shortest of short rounds: what other programs take is left out as far as it can be.
  */
 #ifndef MEASURE_H
 #define MEASURE_H
