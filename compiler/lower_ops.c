@@ -846,6 +846,7 @@ static void sum_vectors(Part *q)        // one all-reduce per set of axes
         const ParamUnit *u = &p->units.at[i];
         if (done[i] || u->repl == 0)
             continue;
+        int64_t parts = p->is.zero >= 2 ? p->is.data : 1;      // a replica has its own alone
         int64_t lo = u->offset, hi = u->offset + u->shard;
         int n = 0;
         for (int k = i; k < p->units.n; k++) {
@@ -857,7 +858,7 @@ static void sum_vectors(Part *q)        // one all-reduce per set of axes
             lo = v->offset < lo ? v->offset : lo;
             hi = v->offset + v->shard > hi ? v->offset + v->shard : hi;
         }
-        ValueId v = range(q, true, lo, hi - lo);
+        ValueId v = range(q, true, lo / parts, (hi - lo) / parts);
         coll(q, COLL_ALL_REDUCE, u->repl, u->rep, v, v, NONE,
              str_fmt("gradients of %d vector%s: all-reduce over %s", n, n > 1 ? "s" : "",
                      axes_word(u->repl, u->rep)),

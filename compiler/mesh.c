@@ -360,6 +360,19 @@ static void choose_grid(Plan *p)
         search_grid(p, n / is->stages);
 }
 
+/* Can the slices that are written down have balanced rows? Others are chosen to fit. */
+static bool slices_balance(const Plan *p)
+{
+    const PlanSpec *s = &p->config->plan;
+    int64_t each = 2 * p->is.x * p->is.z, step = p->is.x * lcm64(p->is.y, p->is.z);
+    bool fit = true;
+    if (s->slices_kind == SLICES_UNIFORM)
+        fit = s->slices_n * lcm64(each, step / gcd64(step, p->is.microbatch)) <= p->is.sequence;
+    for (int i = 0; s->slices_kind == SLICES_LIST && i < s->slices.n; i++)
+        fit &= s->slices.at[i] % each == 0;
+    return fit;
+}
+
 static void choose_attention(Plan *p)
 {
     const PlanSpec *s = &p->config->plan;
@@ -409,7 +422,7 @@ static void choose_attention(Plan *p)
         : !splits ? "heads do not split over x*y*z, so keys and values are gathered over x and z"
         : str_fmt("gather moves %.3g words a token, exchange %.3g", gather, exchange);
     bool can = is->attention == ATT_GATHER && xz > 1 && is->sequence % (2 * xz) == 0;
-    is->balanced = balanced || (!plain && can && causal);
+    is->balanced = balanced || (!plain && can && causal && slices_balance(p));
     if (balanced && is->attention == ATT_LOCAL)
         diag_error(s->rows.loc, "no-effect", "balanced rows spread each sequence over x and z, "
                    "local attention keeps it whole");
@@ -603,8 +616,7 @@ bool mesh_feed(Plan *p, int64_t b)
     Choices *is = &p->is;
     int64_t T = b * is->sequence, chunk = s->logits_chunk.set ? (int64_t)s->logits_chunk.v : 0;
     if (T % (is->x * lcm64(is->y, is->z)) || (chunk && T / is->x % chunk) ||
-        (is_word(s->attention, "local") && b % (is->x * is->z)) ||
-        (is_word(s->rows, "balanced") && b % (is->x * is->z) == 0 && !s->attention.v))
+        (is_word(s->attention, "local") && b % (is->x * is->z)))
         return false;
     is->microbatch = b;
     is->T = T;

@@ -41,7 +41,7 @@ typedef struct {
     int heads, kv, hidden, layers;
     int data, P, x, y, z, v, m, b, k, sequence, micro;
     int slice[32];                      // k of them
-    bool executable;                    // as far as it was drawn to be
+    bool ahead;
 } Draw;
 
 static void set(Draw *d, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -56,38 +56,53 @@ static void set(Draw *d, const char *fmt, ...)
     d->set[d->nset++] = str(text);
 }
 
-static void draw_model(Draw *d)
+enum { ONE_TOKEN, UNEVEN, FEW, ONE_STAGE, ANY, WILD };
+
+static void draw_model(Draw *d, int what)
 {
-    static const struct { const char *file, *sizes; int heads, kv; } models[] = {
-        { "examples/tiny.tcube", "vocab=29 context=24", 6, 6 },
-        { "examples/char.tcube", "vocab=30 context=24", 6, 6 },
-        { "examples/gpt2.tcube", "vocab=31 context=24", 6, 6 },
-        { "examples/llama.tcube", "vocab=32 inner=36 kv_heads=2", 6, 2 },
-        { "examples/llama.tcube", "vocab=32 inner=36 kv_heads=3", 6, 3 },
-        { "examples/parallel.tcube", "vocab=33 rotary=2", 6, 6 },
-        { "tests/grids/stages.tcube", "kv_heads=2", 6, 2 },
-        { "tests/grids/stages.tcube", "kv_heads=6 cap=0.7", 6, 6 },
+    static const char own[] = "tests/grids/stages.tcube";
+    int i;
+    static const struct {
+        const char *file, *sizes;
+        int heads, kv, hidden;          // hidden 0: any
+        bool ahead;                     // an attention sees ahead: one slice
+    } models[] = {
+        { "examples/tiny.tcube", "vocab=29 context=24 heads=6", 6, 6, 0, false },
+        { "examples/char.tcube", "vocab=30 context=24 heads=6", 6, 6, 0, false },
+        { "examples/gpt2.tcube", "vocab=31 context=24 heads=6", 6, 6, 0, false },
+        { "examples/llama.tcube", "vocab=32 inner=36 heads=6 kv_heads=2", 6, 2, 0, false },
+        { "examples/llama.tcube", "vocab=32 inner=36 heads=6 kv_heads=3", 6, 3, 0, false },
+        { "examples/parallel.tcube", "vocab=33 rotary=2 heads=6", 6, 6, 0, false },
+        { own, "kv_heads=2", 6, 2, 0, false },
+        { own, "kv_heads=6 cap=0.7", 6, 6, 0, false },
+        { own, "kv_heads=2 vocab=24", 6, 2, 0, false },
+        { "tests/grids/branches.tcube", "", 12, 12, 48, false },
+        { "tests/grids/single.tcube", "", 12, 12, 48, false },
+        { "tests/grids/rows.tcube", "", 12, 12, 72, false },
+        { "tests/grids/both.tcube", "", 12, 12, 48, true },
     };
-    int i = below((int)(sizeof models / sizeof *models));
+    do
+        i = below((int)(sizeof models / sizeof *models));
+    while (models[i].ahead && what != FEW && what != ANY);
     d->file = models[i].file;
     d->heads = models[i].heads;
     d->kv = models[i].kv;
-    d->hidden = chance(70) ? 24 : 36;
+    d->ahead = models[i].ahead;
+    d->hidden = models[i].hidden ? models[i].hidden : chance(70) ? 24 : 36;
     set(d, "model.hidden=%d", d->hidden);
-    set(d, "model.heads=%d", d->heads);
     for (const char *s = models[i].sizes; *s; s += strspn(s, " ")) {
         int n = (int)strcspn(s, " ");
         set(d, "model.%.*s", n, s);
         s += n;
     }
-    bool own = strstr(d->file, "stages") != NULL;
-    if (own && chance(50))
+    bool is_own = d->file == own;
+    if (is_own && chance(50))
         set(d, "model.window=%d", 1 + below(12));
-    if (own && chance(20))
+    if (is_own && chance(20))
         set(d, "model.p=0.4");
     int extra = below(3), sections = d->P * d->v;
     d->layers = sections + extra;
-    if (own) {                          // some turns are of the other kind
+    if (is_own) {                        // some turns are of the other kind
         int others = 1 + below(3);
         int layers = d->layers - others;
         set(d, "model.others=%d", others);
@@ -127,8 +142,6 @@ static const char *slices_text(const Draw *d)
     return str_fmt("%s]", s);
 }
 
-enum { ONE_TOKEN, UNEVEN, FEW, ONE_STAGE, ANY, WILD };
-
 static void draw_grid(Draw *d, int what)
 {
     static const int stages[] = { 1, 2, 2, 2, 3, 3, 4 }, axes[] = { 1, 1, 1, 2, 2, 3 };
@@ -156,12 +169,13 @@ static void draw_feed(Draw *d, int what)
     while (d->sequence % grain)
         d->b++, grain = step / (int)gcd64(step, d->b);
     d->k = 1;
-    if (what == ONE_TOKEN)
+    d->slice[0] = d->sequence;
+    if (d->ahead)
+        ;
+    else if (what == ONE_TOKEN)
         draw_slices(d, 1, d->sequence);
     else if (what == UNEVEN || what == ONE_STAGE || chance(60))
         draw_slices(d, grain, 2 + below(5));
-    else
-        d->slice[0] = d->sequence;
     d->m = what == FEW ? 1 + below(d->P - 1) : 1 + below(5);
     if (d->v > 1 && chance(95))         // whole groups of microbatches
         d->m = ceil_div(d->P, d->k) * (1 + below(2));
@@ -257,9 +271,9 @@ static Draw draw(uint64_t seed)
     what = what < ANY ? what : what == 9 ? WILD : ANY;
     state = seed * 7919;
     draw_grid(&d, what);
-    draw_model(&d);
+    draw_model(&d, what);
     for (int i = 0; i < 50 && !heads_fit(&d); i++)
-        draw_grid(&d, what), d.nset = 0, draw_model(&d);
+        draw_grid(&d, what), d.nset = 0, draw_model(&d, what);
     draw_feed(&d, what);
     set(&d, "train.precision=fp64");
     set(&d, "plan.data=%d", d.data);
