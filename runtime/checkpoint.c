@@ -39,45 +39,70 @@ struct FileIo {
     double value[BUFFER];
 };
 
-static char *element(const RtRank *r, int64_t region, int64_t at)
+/* Flat elements of a unit as the rank keeps them: element e is number e - shift. */
+typedef struct { char *base; int64_t shift; int stored; } Kept;
+
+static Kept kept_params(const RtRank *r, int unit)
 {
-    return r->block + region + at * (int64_t)r->rt->real;
+    const RtHeader *h = r->head;
+    return (Kept){ r->block + h->params_offset, rt_shift(r, unit, RT_PARAMS), h->params_stored };
 }
 
-/* Where the parameters' flat element `at` of the unit is. */
-static char *param_at(const RtRank *r, int unit, int64_t at)
+/* The float copy of parameters that are stored in 16 bits. */
+static Kept kept_master(const RtRank *r, int unit)
 {
-    return element(r, r->head->params_offset, at - rt_shift(r, unit, RT_PARAMS));
+    return (Kept){ r->block + r->head->master_offset, rt_shift(r, unit, RT_MOMENTS), RT_REAL };
 }
 
-static double get(const RtRank *r, int64_t region, int64_t at)
+/* What is saved and shown. */
+static Kept kept_best(const RtRank *r, int unit)
 {
-    const char *p = element(r, region, at);
-    float f;
-    double d;
-    if (r->rt->real == sizeof f) {
-        memcpy(&f, p, sizeof f);
-        return (double)f;
-    }
-    memcpy(&d, p, sizeof d);
-    return d;
+    return r->head->master_offset >= 0 ? kept_master(r, unit) : kept_params(r, unit);
 }
 
-/* n values to the parameters' flat elements at, at + stride, .. */
-static void put(const FileIo *io, int64_t at, int64_t stride, int64_t n, const double *v)
+static char *element(const RtRank *r, const Kept *k, int64_t at)
 {
-    void *p = param_at(io->r, io->unit, at);
+    return k->base + (at - k->shift) * rt_size(r->rt, k->stored);
+}
+
+static void put_kept(const RtRank *r, const Kept *k, int64_t at, int64_t stride, int64_t n,
+                     const double *v)
+{
+    void *p = element(r, k, at);
     float *f = p;
     double *d = p;
-    if (io->r->rt->real == sizeof *d)
-        for (int64_t k = 0; k < n; k++)
-            d[k * stride] = v[k];
+    if (k->stored != RT_REAL)
+        for (int64_t i = 0; i < n; i++)
+            rt_put(r->rt, k->stored, p, i * stride, v[i]);
+    else if (r->rt->real == sizeof *d)
+        for (int64_t i = 0; i < n; i++)
+            d[i * stride] = v[i];
     else if (stride == 1)
-        for (int64_t k = 0; k < n; k++)
-            f[k] = (float)v[k];
+        for (int64_t i = 0; i < n; i++)
+            f[i] = (float)v[i];
     else
-        for (int64_t k = 0; k < n; k++)
-            f[k * stride] = (float)v[k];
+        for (int64_t i = 0; i < n; i++)
+            f[i * stride] = (float)v[i];
+}
+
+/* n values to the unit's flat elements at, at + stride, .., and to those of the master
+ * copy that are here. */
+static void put(const FileIo *io, int64_t at, int64_t stride, int64_t n, const double *v)
+{
+    const RtRank *r = io->r;
+    Kept params = kept_params(r, io->unit);
+    put_kept(r, &params, at, stride, n, v);
+    if (r->head->master_offset < 0)
+        return;
+    Kept master = kept_master(r, io->unit);
+    int64_t lo, hi, first = 0, end = n;
+    rt_held(r, io->unit, RT_MOMENTS, &lo, &hi);
+    if (at < lo)
+        first = (lo - at + stride - 1) / stride;
+    if (at + (n - 1) * stride >= hi)
+        end = (hi - at + stride - 1) / stride;
+    if (first < end)
+        put_kept(r, &master, at + first * stride, stride, end - first, v + first);
 }
 
 /* ---- runs in files ------------------------------------------------------- */
@@ -202,10 +227,11 @@ static int load_run(FileIo *io, const FileRun *run)
     Rt *rt = r->rt;
     const RtTensor *t = rt->load->of[run->param];
     int64_t size = (int64_t)rt_dtype_bytes(t->dtype);
+    Kept to = kept_params(r, io->unit);
     bool same = t->dtype == (rt->real == sizeof(float) ? RT_F32 : RT_F64);
-    if (same && run->stride == 1)
-        return rt_read_at(rt->load->fd, param_at(r, io->unit, run->at),
-                          (size_t)(run->n * size), t->begin + run->index * size)
+    if (same && run->stride == 1 && to.stored == RT_REAL && r->head->master_offset < 0)
+        return rt_read_at(rt->load->fd, element(r, &to, run->at), (size_t)(run->n * size),
+                          t->begin + run->index * size)
                ? load_broken(rt, t) : RT_OK;
     for (int64_t i = 0; i < run->n; i += BUFFER) {
         int64_t n = run->n - i < BUFFER ? run->n - i : BUFFER;
@@ -241,9 +267,8 @@ int rt_init_params(RtWorker *w)
     io->run = load_run;
     int status = RT_OK;
     for (int u = 0; u < r->head->nunits && !status; u++) {
-        int64_t lo = 0, hi = INT64_MAX;
-        if (r->head->zero >= 3)
-            rt_owned(r, u, &lo, &hi);
+        int64_t lo, hi;
+        rt_held(r, u, RT_PARAMS, &lo, &hi);
         io->unit = u;
         if (share_of(w, &r->program->units[u], &lo, &hi))
             status = rt->load ? unit_runs(io, u, lo, hi) : rt_spans(r, u, lo, hi, init_span, io);
@@ -397,31 +422,38 @@ int rt_save_probe(Rt *rt)
 }
 
 /* n values of the run, side by side. */
-static void gather(const FileIo *io, const FileRun *run, int64_t i, int64_t n, void *out)
+static void gather(const FileIo *io, const Kept *k, const FileRun *run, int64_t i, int64_t n,
+                   void *out)
 {
-    const void *p = param_at(io->r, io->unit, run->at + i * run->stride);
+    const Rt *rt = io->r->rt;
+    const void *p = element(io->r, k, run->at + i * run->stride);
     const float *f = p;
     const double *d = p;
-    if (io->r->rt->real == sizeof *d)
-        for (int64_t k = 0; k < n; k++)
-            ((double *)out)[k] = d[k * run->stride];
+    if (k->stored != RT_REAL)
+        for (int64_t e = 0; e < n; e++)
+            rt_put(rt, RT_REAL, out, e, rt_get(rt, k->stored, p, e * run->stride));
+    else if (rt->real == sizeof *d)
+        for (int64_t e = 0; e < n; e++)
+            ((double *)out)[e] = d[e * run->stride];
     else
-        for (int64_t k = 0; k < n; k++)
-            ((float *)out)[k] = f[k * run->stride];
+        for (int64_t e = 0; e < n; e++)
+            ((float *)out)[e] = f[e * run->stride];
 }
 
 static int save_run(FileIo *io, const FileRun *run)
 {
     RtRank *r = io->r;
     Rt *rt = r->rt;
-    int64_t real = (int64_t)rt->real, most = run->stride == 1 ? SOON / real : BUFFER;
+    Kept k = kept_best(r, io->unit);
+    bool as_it_lies = run->stride == 1 && k.stored == RT_REAL;
+    int64_t real = (int64_t)rt->real, most = as_it_lies ? SOON / real : BUFFER;
     int64_t to = rt->tensor_at[run->param] + run->index * real;
     atomic_fetch_add(&rt->written[run->param], run->n);
     for (int64_t i = 0; i < run->n; i += most) {
         int64_t n = run->n - i < most ? run->n - i : most;
-        const void *from = param_at(r, io->unit, run->at + i);
-        if (run->stride != 1) {
-            gather(io, run, i, n, io->buffer);
+        const void *from = element(r, &k, run->at + i);
+        if (!as_it_lies) {
+            gather(io, &k, run, i, n, io->buffer);
             from = io->buffer;
         }
         if (rt_write_at(rt->save_fd, from, (size_t)(n * real), to + i * real))
@@ -527,8 +559,7 @@ int rt_save(RtWorker *w)
 
 /* ---- look-ups ------------------------------------------------------------ */
 
-/* What is looked for; flat element e of the unit is element e - shift of `region`. */
-typedef struct { const RtRank *r; int param; int64_t region, shift; double *dst; } Reader;
+typedef struct { const RtRank *r; int param; Kept kept; double *dst; } Reader;
 
 static int read_span(void *ctx, const RtSpan *s)
 {
@@ -536,8 +567,9 @@ static int read_span(void *ctx, const RtSpan *s)
     if (s->param != to->param)
         return RT_OK;
     int64_t width = to->r->rt->program->params[s->param].width;
+    const void *from = element(to->r, &to->kept, s->at);
     for (int64_t i = 0; i < s->n; i++)
-        to->dst[s->row * width + s->col + i] = get(to->r, to->region, s->at + i - to->shift);
+        to->dst[s->row * width + s->col + i] = rt_get(to->r->rt, to->kept.stored, from, i);
     return RT_OK;
 }
 
@@ -545,12 +577,11 @@ void rt_read_param(Rt *rt, int what, int iparam, double *dst)
 {
     for (int i = 0; i < rt->nranks; i++) {
         RtRank *r = &rt->rank[i];
-        const RtHeader *h = r->head;
-        Reader to = { r, iparam, what ? h->grads_offset : h->params_offset, 0, dst };
-        for (int u = 0; u < h->nunits; u++) {
+        for (int u = 0; u < r->head->nunits; u++) {
+            Kept grads = { r->block + r->head->grads_offset, rt_shift(r, u, RT_GRADS), RT_REAL };
+            Reader to = { r, iparam, what ? grads : kept_best(r, u), dst };
             int64_t lo, hi;
             rt_owned(r, u, &lo, &hi);
-            to.shift = rt_shift(r, u, what ? RT_GRADS : RT_PARAMS);
             if (r->counts[u] && lo < hi)
                 rt_spans(r, u, lo, hi, read_span, &to);
         }

@@ -148,32 +148,33 @@ static const RtComm *comm_of(const RtWorker *w, const RtSeat *s)
     return s->group->n == 1 ? &rt_comm_null : w->rank->rt->comm;
 }
 
-static void count(RtWorker *w, const RtSeat *s, int64_t n, int times)
+static void count(RtWorker *w, const RtSeat *s, RtNumbers dst, int64_t n, int times)
 {
     if (w->index == 0)
-        w->rank->received += (double)n * (s->group->n - 1) * times * (double)w->rank->rt->real;
+        w->rank->received += (double)n * (s->group->n - 1) * times
+                             * (double)rt_size(w->rank->rt, dst.stored);
 }
 
-int rt_all_gather(RtWorker *w, const RtSeat *s, const void *src, void *dst, int64_t n)
+int rt_all_gather(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst, int64_t n)
 {
-    count(w, s, n, 1);
+    count(w, s, dst, n, 1);
     return n > 0 ? comm_of(w, s)->all_gather(w, s, src, dst, n) : RT_OK;
 }
 
-int rt_reduce_scatter(RtWorker *w, const RtSeat *s, const void *src, void *dst, int64_t n,
+int rt_reduce_scatter(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst, int64_t n,
                       bool add)
 {
-    count(w, s, n, 1);
+    count(w, s, src, n, 1);
     return n > 0 ? comm_of(w, s)->reduce_scatter(w, s, src, dst, n, add) : RT_OK;
 }
 
-int rt_all_reduce(RtWorker *w, const RtSeat *s, void *dst, int64_t n)
+int rt_all_reduce(RtWorker *w, const RtSeat *s, RtNumbers dst, int64_t n)
 {
-    count(w, s, n / s->group->n, 2);
+    count(w, s, dst, n / s->group->n, 2);
     return n > 0 ? comm_of(w, s)->all_reduce(w, s, dst, n) : RT_OK;
 }
 
-int rt_all_to_all(RtWorker *w, const RtSeat *s, const void *src, void *dst,
+int rt_all_to_all(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                   const RtBoxes *boxes)
 {
     if (w->index == 0)
@@ -182,7 +183,7 @@ int rt_all_to_all(RtWorker *w, const RtSeat *s, const void *src, void *dst,
                 for (int k = 0; k < boxes->box[i].nruns; k++)
                     w->rank->received += (double)boxes->box[i].rows
                                          * (double)boxes->run[boxes->box[i].run + k].n
-                                         * (double)w->rank->rt->real;
+                                         * (double)rt_size(w->rank->rt, dst.stored);
     return comm_of(w, s)->all_to_all(w, s, src, dst, boxes);
 }
 

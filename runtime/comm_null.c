@@ -4,60 +4,48 @@
  */
 #include "rt_impl.h"
 
-static void copy_range(RtWorker *w, const void *src, void *dst, int64_t n)
+/* The worker's share of dst [n] (+)= src [n]. */
+static int move(RtWorker *w, RtNumbers src, RtNumbers dst, int64_t n, bool add)
 {
-    size_t real = w->rank->rt->real;
+    const Rt *rt = w->rank->rt;
     int64_t lo, hi;
-    rt_split(n, w->rank->rt->nworkers, w->index, RT_LINE, &lo, &hi);
-    if (src != dst && lo < hi)
-        memcpy((char *)dst + (size_t)lo * real, (const char *)src + (size_t)lo * real,
-               (size_t)(hi - lo) * real);
-}
-
-static int null_all_gather(RtWorker *w, const RtSeat *s, const void *src, void *dst, int64_t n)
-{
-    (void)s;
-    copy_range(w, src, dst, n);
+    rt_split(n, rt->nworkers, w->index, RT_LINE, &lo, &hi);
+    if (lo < hi && (add || src.at != dst.at))
+        rt_move(rt, (const char *)src.at + lo * rt_size(rt, src.stored), src.stored,
+                (char *)dst.at + lo * rt_size(rt, dst.stored), dst.stored, hi - lo, add);
     return RT_OK;
 }
 
-static int null_reduce_scatter(RtWorker *w, const RtSeat *s, const void *src, void *dst,
+static int null_all_gather(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst, int64_t n)
+{
+    (void)s;
+    return move(w, src, dst, n, false);
+}
+
+static int null_reduce_scatter(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                                int64_t n, bool add)
 {
     (void)s;
-    if (!add) {
-        copy_range(w, src, dst, n);
-        return RT_OK;
-    }
-    int64_t lo, hi;
-    rt_split(n, w->rank->rt->nworkers, w->index, RT_LINE, &lo, &hi);
-    if (w->rank->rt->real == sizeof(float)) {
-        for (int64_t i = lo; i < hi; i++)
-            ((float *)dst)[i] += ((const float *)src)[i];
-    } else {
-        for (int64_t i = lo; i < hi; i++)
-            ((double *)dst)[i] += ((const double *)src)[i];
-    }
-    return RT_OK;
+    return move(w, src, dst, n, add);
 }
 
-static int null_all_reduce(RtWorker *w, const RtSeat *s, void *dst, int64_t n)
+static int null_all_reduce(RtWorker *w, const RtSeat *s, RtNumbers dst, int64_t n)
 {
     (void)w, (void)s, (void)dst, (void)n;
     return RT_OK;
 }
 
-static int null_all_to_all(RtWorker *w, const RtSeat *s, const void *src, void *dst,
+static int null_all_to_all(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                            const RtBoxes *b)
 {
     (void)s;
-    size_t real = w->rank->rt->real;
+    size_t real = (size_t)rt_size(w->rank->rt, dst.stored);
     for (int i = 0; i < b->nboxes && w->index == 0; i++) {
         const RtBox *box = &b->box[i];
         for (int64_t row = 0; row < box->rows; row++) {
-            const char *from = (const char *)src
+            const char *from = (const char *)src.at
                                + (size_t)((box->src_row + row) * b->src_ld) * real;
-            char *to = (char *)dst + (size_t)((box->dst_row + row) * b->dst_ld) * real;
+            char *to = (char *)dst.at + (size_t)((box->dst_row + row) * b->dst_ld) * real;
             for (int k = box->run; k < box->run + box->nruns; k++)
                 memcpy(to + (size_t)b->run[k].dst * real, from + (size_t)b->run[k].src * real,
                        (size_t)b->run[k].n * real);

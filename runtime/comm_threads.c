@@ -312,10 +312,11 @@ static int leave(RtWorker *w, const RtSeat *s, bool shared)
     return w->index ? RT_OK : rt_wait(w->rank, &s->group->barrier, s->me, "a collective");
 }
 
-/* Do the rank's workers share a collective that moves n elements? If not, worker 0 does it. */
-static bool is_shared(const RtWorker *w, int64_t n)
+/* Do the rank's workers share a collective that moves so many bytes? If not, worker 0
+ * does it. */
+static bool is_shared(const RtWorker *w, int64_t bytes)
 {
-    return w->rank->rt->nworkers > 1 && (size_t)n * w->rank->rt->real >= SHARED;
+    return w->rank->rt->nworkers > 1 && bytes >= SHARED;
 }
 
 static void my_part(const RtWorker *w, int64_t n, bool shared, int64_t *lo, int64_t *hi)
@@ -323,44 +324,61 @@ static void my_part(const RtWorker *w, int64_t n, bool shared, int64_t *lo, int6
     rt_split(n, shared ? w->rank->rt->nworkers : 1, shared ? w->index : 0, RT_LINE, lo, hi);
 }
 
-static const char *at_const(const RtWorker *w, const void *base, int64_t i)
+/* Element i of what is at `base`. */
+static const char *at_const(const void *base, int64_t size, int64_t i)
 {
-    return (const char *)base + (size_t)i * w->rank->rt->real;
+    return (const char *)base + i * size;
 }
 
-static char *at(const RtWorker *w, void *base, int64_t i)
+static RtNumbers number_at(const RtWorker *w, RtNumbers x, int64_t i)
 {
-    return (char *)base + (size_t)i * w->rank->rt->real;
+    return (RtNumbers){ (char *)x.at + i * rt_size(w->rank->rt, x.stored), x.stored };
 }
 
-/* out [n] (+)= sum over members of their element from + i, in member order. */
-static void sum_f32(const RtGroup *g, int64_t from, int64_t n, float *out, bool add)
+/* m floats of what is at `base`; widened into `room` where they are stored in 16 bits. */
+static const float *floats(const void *base, int stored, int64_t at, int64_t m, float *room)
 {
-    float sum[BLOCK];
+    if (stored == RT_REAL)
+        return (const float *)base + at;
+    rt_widen((const uint16_t *)base + at, m, room);
+    return room;
+}
+
+/* out [n] (+)= sum over members of their element first + i, in member order. */
+static void sum_f32(const RtGroup *g, int stored, int64_t first, int64_t n, RtNumbers out,
+                    bool add)
+{
+    float sum[BLOCK], room[BLOCK];
     for (int64_t b = 0; b < n; b += BLOCK) {
         int64_t m = n - b < BLOCK ? n - b : BLOCK;
-        const float *in = (const float *)g->slot[0].src + from + b;
+        const float *in = floats(g->slot[0].src, stored, first + b, m, room);
         memcpy(sum, in, sizeof *sum * (size_t)m);
         for (int q = 1; q < g->n; q++) {
-            in = (const float *)g->slot[q].src + from + b;
+            in = floats(g->slot[q].src, stored, first + b, m, room);
             for (int64_t i = 0; i < m; i++)
                 sum[i] += in[i];
         }
-        for (int64_t i = 0; add && i < m; i++)
-            sum[i] = out[b + i] + sum[i];
-        memcpy(out + b, sum, sizeof *sum * (size_t)m);
+        if (add) {
+            in = floats(out.at, out.stored, b, m, room);
+            for (int64_t i = 0; i < m; i++)
+                sum[i] = in[i] + sum[i];
+        }
+        if (out.stored == RT_REAL)
+            memcpy((float *)out.at + b, sum, sizeof *sum * (size_t)m);
+        else
+            rt_narrow(sum, m, (uint16_t *)out.at + b);
     }
 }
 
-static void sum_f64(const RtGroup *g, int64_t from, int64_t n, double *out, bool add)
+static void sum_f64(const RtGroup *g, int64_t first, int64_t n, double *out, bool add)
 {
     double sum[BLOCK];
     for (int64_t b = 0; b < n; b += BLOCK) {
         int64_t m = n - b < BLOCK ? n - b : BLOCK;
-        const double *in = (const double *)g->slot[0].src + from + b;
+        const double *in = (const double *)g->slot[0].src + first + b;
         memcpy(sum, in, sizeof *sum * (size_t)m);
         for (int q = 1; q < g->n; q++) {
-            in = (const double *)g->slot[q].src + from + b;
+            in = (const double *)g->slot[q].src + first + b;
             for (int64_t i = 0; i < m; i++)
                 sum[i] += in[i];
         }
@@ -370,70 +388,72 @@ static void sum_f64(const RtGroup *g, int64_t from, int64_t n, double *out, bool
     }
 }
 
-static void sum_members(const RtWorker *w, const RtGroup *g, int64_t from, int64_t n, void *out,
-                        bool add)
+/* `stored`: how the members' numbers are. */
+static void sum_members(const RtWorker *w, const RtGroup *g, int stored, int64_t first, int64_t n,
+                        RtNumbers out, bool add)
 {
     if (w->rank->rt->real == sizeof(float))
-        sum_f32(g, from, n, out, add);
+        sum_f32(g, stored, first, n, out, add);
     else
-        sum_f64(g, from, n, out, add);
+        sum_f64(g, first, n, out.at, add);
 }
 
 /* ---- collectives --------------------------------------------------------- */
 
-static int threads_all_gather(RtWorker *w, const RtSeat *s, const void *src, void *dst,
+static int threads_all_gather(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                               int64_t n)
 {
     RtGroup *g = s->group;
-    bool shared = is_shared(w, n * g->n);
+    int64_t size = rt_size(w->rank->rt, dst.stored);
+    bool shared = is_shared(w, n * g->n * size);
     if (!shared && w->index)
         return RT_OK;
-    RT_TRY(enter(w, s, src, dst, n, shared));
+    RT_TRY(enter(w, s, src.at, dst.at, n, shared));
     int64_t lo, hi;
     my_part(w, n, shared, &lo, &hi);
     for (int i = 0; i < g->n && lo < hi; i++) {
         int q = (s->me + i) % g->n;     // own part first, then others: spreads the readers
-        const void *from = at_const(w, g->slot[q].src, lo);
-        void *to = at(w, dst, q * n + lo);
-        if (from != to)
-            memcpy(to, from, (size_t)(hi - lo) * w->rank->rt->real);
+        const void *in = at_const(g->slot[q].src, size, lo);
+        void *out = number_at(w, dst, q * n + lo).at;
+        if (in != out)
+            memcpy(out, in, (size_t)((hi - lo) * size));
     }
     return leave(w, s, shared);
 }
 
-static int threads_reduce_scatter(RtWorker *w, const RtSeat *s, const void *src, void *dst,
+static int threads_reduce_scatter(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                                   int64_t n, bool add)
 {
-    bool shared = is_shared(w, n * s->group->n);
+    bool shared = is_shared(w, n * s->group->n * rt_size(w->rank->rt, src.stored));
     if (!shared && w->index)
         return RT_OK;
-    RT_TRY(enter(w, s, src, dst, n, shared));
+    RT_TRY(enter(w, s, src.at, dst.at, n, shared));
     int64_t lo, hi;
     my_part(w, n, shared, &lo, &hi);
-    sum_members(w, s->group, s->me * n + lo, hi - lo, at(w, dst, lo), add);
+    sum_members(w, s->group, src.stored, s->me * n + lo, hi - lo, number_at(w, dst, lo), add);
     return leave(w, s, shared);
 }
 
-static int threads_all_reduce(RtWorker *w, const RtSeat *s, void *dst, int64_t n)
+static int threads_all_reduce(RtWorker *w, const RtSeat *s, RtNumbers dst, int64_t n)
 {
     RtGroup *g = s->group;
-    size_t real = w->rank->rt->real;
-    bool shared = is_shared(w, n);
+    int64_t size = rt_size(w->rank->rt, dst.stored);
+    bool shared = is_shared(w, n * size);
     if (!shared && w->index)
         return RT_OK;
-    RT_TRY(enter(w, s, dst, dst, n, shared));
-    if ((size_t)n * real <= SMALL) {
+    RT_TRY(enter(w, s, dst.at, dst.at, n, shared));
+    if (n * size <= SMALL) {
         _Alignas(RT_LINE) char sum[SMALL];
-        sum_members(w, g, 0, n, sum, false);
+        sum_members(w, g, dst.stored, 0, n, (RtNumbers){ sum, dst.stored }, false);
         RT_TRY(leave(w, s, false));
-        memcpy(dst, sum, (size_t)n * real);
+        memcpy(dst.at, sum, (size_t)(n * size));
         return RT_OK;
     }
     // 1. sum my part of every member into my own buffer
     int64_t lo, hi, a, b;
     rt_split(n, g->n, s->me, RT_LINE, &lo, &hi);
     my_part(w, hi - lo, shared, &a, &b);
-    sum_members(w, g, lo + a, b - a, at(w, dst, lo + a), false);
+    sum_members(w, g, dst.stored, lo + a, b - a, number_at(w, dst, lo + a), false);
     RT_TRY(leave(w, s, shared));
     if (shared)
         RT_TRY(rt_team(w));
@@ -443,31 +463,31 @@ static int threads_all_reduce(RtWorker *w, const RtSeat *s, void *dst, int64_t n
         rt_split(n, g->n, q, RT_LINE, &lo, &hi);
         my_part(w, hi - lo, shared, &a, &b);
         if (a < b)
-            memcpy(at(w, dst, lo + a), at_const(w, g->slot[q].src, lo + a),
-                   (size_t)(b - a) * real);
+            memcpy(number_at(w, dst, lo + a).at, at_const(g->slot[q].src, size, lo + a),
+                   (size_t)((b - a) * size));
     }
     return leave(w, s, shared);
 }
 
-static int threads_all_to_all(RtWorker *w, const RtSeat *s, const void *src, void *dst,
+static int threads_all_to_all(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                               const RtBoxes *b)
 {
-    size_t real = w->rank->rt->real;
-    bool shared = is_shared(w, b->elements);
+    size_t size = (size_t)rt_size(w->rank->rt, dst.stored);
+    bool shared = is_shared(w, b->elements * (int64_t)size);
     bool all = w->rank->rt->nworkers > 1;       // members' sizes differ: enter together
-    RT_TRY(enter(w, s, src, dst, 0, all));
+    RT_TRY(enter(w, s, src.at, dst.at, 0, all));
     for (int i = 0; i < b->nboxes && (shared || w->index == 0); i++) {
         const RtBox *box = &b->box[i];
-        const char *from = s->group->slot[box->peer].src;
+        const char *peer = s->group->slot[box->peer].src;
         int64_t lo, hi;
         rt_split(box->rows, shared ? w->rank->rt->nworkers : 1, shared ? w->index : 0, 1, &lo,
                  &hi);
         for (int64_t row = lo; row < hi; row++) {
-            const char *in = from + (size_t)((box->src_row + row) * b->src_ld) * real;
-            char *out = (char *)dst + (size_t)((box->dst_row + row) * b->dst_ld) * real;
+            const char *in = peer + (size_t)((box->src_row + row) * b->src_ld) * size;
+            char *out = (char *)dst.at + (size_t)((box->dst_row + row) * b->dst_ld) * size;
             for (const RtColRun *c = b->run + box->run; c < b->run + box->run + box->nruns; c++)
-                memcpy(out + (size_t)c->dst * real, in + (size_t)c->src * real,
-                       (size_t)c->n * real);
+                memcpy(out + (size_t)c->dst * size, in + (size_t)c->src * size,
+                       (size_t)c->n * size);
         }
     }
     return leave(w, s, all);
@@ -581,7 +601,7 @@ static int threads_send(RtWorker *w, int peer, int kind, const void *src, int64_
 {
     RtRank *r = w->rank;
     RtMail *m = mail_of(r->rt, r->id, peer, kind);
-    bool shared = r->rt->nworkers > 1 && bytes >= SHARED;
+    bool shared = is_shared(w, bytes);
     unsigned sent = atomic_load(&m->sent), taken;
     if (!shared && w->index)
         return RT_OK;
@@ -623,7 +643,7 @@ static int threads_recv(RtWorker *w, int peer, int kind, void *dst, int64_t byte
 {
     RtRank *r = w->rank;
     RtMail *m = mail_of(r->rt, peer, r->id, kind);
-    bool shared = r->rt->nworkers > 1 && bytes >= SHARED;
+    bool shared = is_shared(w, bytes);
     unsigned taken = atomic_load(&m->taken), sent;
     if (!shared && w->index)
         return RT_OK;

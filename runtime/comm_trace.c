@@ -18,26 +18,26 @@ static void say(const RtWorker *w, const RtSeat *s, const char *what, int64_t n)
             op >= 0 ? rt_text(p, p->steps[op].source) : "");
 }
 
-static int trace_all_gather(RtWorker *w, const RtSeat *s, const void *src, void *dst, int64_t n)
+static int trace_all_gather(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst, int64_t n)
 {
     say(w, s, "all_gather", n);
     return rt_comm_threads.all_gather(w, s, src, dst, n);
 }
 
-static int trace_reduce_scatter(RtWorker *w, const RtSeat *s, const void *src, void *dst,
+static int trace_reduce_scatter(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                                 int64_t n, bool add)
 {
     say(w, s, "reduce_scatter", n);
     return rt_comm_threads.reduce_scatter(w, s, src, dst, n, add);
 }
 
-static int trace_all_reduce(RtWorker *w, const RtSeat *s, void *dst, int64_t n)
+static int trace_all_reduce(RtWorker *w, const RtSeat *s, RtNumbers dst, int64_t n)
 {
     say(w, s, "all_reduce", n);
     return rt_comm_threads.all_reduce(w, s, dst, n);
 }
 
-static int trace_all_to_all(RtWorker *w, const RtSeat *s, const void *src, void *dst,
+static int trace_all_to_all(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                             const RtBoxes *boxes)
 {
     say(w, s, "all_to_all", boxes->elements);

@@ -127,6 +127,7 @@ static int start_rank(RtRank *r)
     size_t slots = (size_t)r->rt->nworkers * 8;
     r->loss = rt_alloc(slots, sizeof *r->loss);
     r->squares = rt_alloc(slots, sizeof *r->squares);
+    r->scratch = rt_alloc((size_t)rt_gemm_scratch(r->program), sizeof *r->scratch);
     size_t calls = 0;
     for (int i = 0; i < r->head->npasses; i++)
         calls += (size_t)(r->program->passes[i].last - r->program->passes[i].first);
@@ -156,13 +157,6 @@ static int one_call(RtWorker *w, int istep)
     return atomic_load_explicit(&r->rt->status, memory_order_relaxed);
 }
 
-/* Bytes of flat elements of which a replica keeps a part from zero = `from` on. */
-static int64_t kept_bytes(const RtRank *r, int from)
-{
-    const RtHeader *h = r->head;
-    return (h->zero >= from ? h->flat_pad / h->data : h->flat_pad) * (int64_t)r->rt->real;
-}
-
 /* RT_POISON=1, for tests: what lives within a step starts as no number. */
 static void poison(RtRank *r)
 {
@@ -170,13 +164,16 @@ static void poison(RtRank *r)
     if (!want || strcmp(want, "1") != 0)
         return;
     const RtHeader *h = r->head;
-    const struct { int64_t offset; int from; } kept[] = {
-        { h->params_offset, 3 }, { h->grads_offset, 2 }, { h->m_offset, 1 }, { h->v_offset, 1 },
-        { h->master_offset, 1 },
+    /* a part is kept from this `zero` on */
+    const struct { int64_t offset; int part_from, stored; } kept[] = {
+        { h->params_offset, 3, h->params_stored }, { h->grads_offset, 2, RT_REAL },
+        { h->m_offset, 1, RT_REAL }, { h->v_offset, 1, RT_REAL },
+        { h->master_offset, 1, RT_REAL },
     };
     int64_t from = 0;
     for (int i = 0; i < 5; i++) {
-        int64_t end = kept[i].offset + kept_bytes(r, kept[i].from);
+        int64_t n = h->zero >= kept[i].part_from ? h->flat_pad / h->data : h->flat_pad;
+        int64_t end = kept[i].offset + n * rt_size(r->rt, kept[i].stored);
         if (kept[i].offset >= 0 && end > from)
             from = end;
     }
@@ -402,6 +399,7 @@ static void free_ranks(Rt *rt)
         free(r->worker);
         free(r->loss);
         free(r->squares);
+        free(r->scratch);
         free(r->events);
     }
 }

@@ -139,6 +139,8 @@ static int log_broken(Rt *rt)
 static int log_run(Rt *rt)
 {
     const RtHeader *h = rt->head;
+    const char *precision = h->params_stored == RT_BF16_STORED ? "bf16"
+                            : rt->real == sizeof(float) ? "fp32" : "fp64";
     char host[256] = "";
     if (gethostname(host, sizeof host - 1))
         snprintf(host, sizeof host, "unknown");
@@ -153,8 +155,8 @@ static int log_run(Rt *rt)
     fprintf(rt->log, "], \"devices\": %d, \"workers\": %d, \"blas\": ", rt->nranks,
             rt->nworkers);
     put_json(rt->log, rt->blas.what);
-    fprintf(rt->log, ", \"seed\": %llu, \"precision\": \"fp%d\", \"tokens_per_step\": %lld, "
-            "\"block_bytes\": %lld}}\n", (unsigned long long)h->train.seed, (int)rt->real * 8,
+    fprintf(rt->log, ", \"seed\": %llu, \"precision\": \"%s\", \"tokens_per_step\": %lld, "
+            "\"block_bytes\": %lld}}\n", (unsigned long long)h->train.seed, precision,
             (long long)step_tokens(rt), (long long)largest_block(rt));
     return fflush(rt->log) ? log_broken(rt) : RT_OK;
 }

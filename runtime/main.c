@@ -39,6 +39,9 @@ static bool makes_sense(const RtProgram *p, const RtHeader *first, int stage)
     for (int i = 0; i < h->nsteps; i++) {
         const RtStep *q = &p->steps[i];
         bool message = q->kind == RT_SEND || q->kind == RT_RECV;
+        bool moves = q->kind == RT_ALL_GATHER || q->kind == RT_ALL_TO_ALL;
+        if (moves && q->a.stored != q->c.stored)
+            return false;
         if (message && (q->peer < 0 || q->peer >= h->nstages || q->peer == stage))
             return false;
     }

@@ -79,9 +79,8 @@ int rt_ranges_make(RtRank *r)
     const RtHeader *h = r->head;
     RangeList list = { .r = r };
     for (list.unit = 0; list.unit < h->nunits; list.unit++) {
-        int64_t lo = 0, hi = h->flat;
-        if (h->zero > 0)
-            rt_owned(r, list.unit, &lo, &hi);
+        int64_t lo, hi;
+        rt_held(r, list.unit, RT_MOMENTS, &lo, &hi);
         RT_TRY(rt_spans(r, list.unit, lo, hi, add_span, &list));
     }
     if (r->nranges > 1)

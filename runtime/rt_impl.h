@@ -84,9 +84,13 @@ struct RtBoxes {
 /* Messages between two ranks arrive in the order they were sent, per kind. */
 enum { RT_MAIL_ACTIVATION, RT_MAIL_GRADIENT, RT_MAIL_KINDS };
 
+/* Numbers in memory, and how they are stored: RT_REAL or RT_BF16_STORED. */
+typedef struct { void *at; int stored; } RtNumbers;
+
 /*
  * A back end. Every worker of a rank makes every call; the back end says who
- * works. The data may be read by peers until the call returns.
+ * works. The data may be read by peers until the call returns. What is moved but not
+ * summed is stored alike on both sides; sums are made in float or double and rounded once.
  */
 typedef struct RtComm {
     const char *name;
@@ -94,12 +98,12 @@ typedef struct RtComm {
     int (*open)(Rt *rt);
     void (*close)(Rt *rt);
     /* src [n] of each member, in group order -> dst [p*n] */
-    int (*all_gather)(RtWorker *w, const RtSeat *s, const void *src, void *dst, int64_t n);
+    int (*all_gather)(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst, int64_t n);
     /* part `me` of the sum of all src [p*n] -> dst [n]; add: dst += */
-    int (*reduce_scatter)(RtWorker *w, const RtSeat *s, const void *src, void *dst,
+    int (*reduce_scatter)(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                           int64_t n, bool add);
-    int (*all_reduce)(RtWorker *w, const RtSeat *s, void *dst, int64_t n);
-    int (*all_to_all)(RtWorker *w, const RtSeat *s, const void *src, void *dst,
+    int (*all_reduce)(RtWorker *w, const RtSeat *s, RtNumbers dst, int64_t n);
+    int (*all_to_all)(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                       const RtBoxes *boxes);
     /* One message to or from rank `peer`, of one of RT_MAIL_KINDS. send may return before
      * it is received; src may change then. */
@@ -182,6 +186,7 @@ struct RtRank {
     RtBarrier team;
     RtNow now;
     double *loss, *squares;             // [W * 8]
+    float *scratch;                     // operands of a product that are stored in 16 bits
     RtEvent *events; int64_t nevents;   // of the step; NULL without --trace
     double received;                    // bytes got from peers
     atomic_int op;                      // index of the running step; -1: between steps
@@ -248,6 +253,49 @@ static inline int64_t rt_size(const Rt *rt, int stored)
     return stored == RT_BF16_STORED ? 2 : (int64_t)rt->real;
 }
 
+/* ---- bf16.c -------------------------------------------------------------- */
+
+void rt_widen(const uint16_t *src, int64_t n, float *dst);
+void rt_narrow(const float *src, int64_t n, uint16_t *dst);
+void rt_move(const Rt *rt, const void *src, int src_stored, void *dst, int dst_stored,
+             int64_t n, bool add);
+
+static inline float rt_float(uint16_t h)
+{
+    uint32_t w = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &w, sizeof f);
+    return f;
+}
+
+/* What is no number stays none: rounding could carry it to infinity or to zero. */
+static inline uint16_t rt_bf16(float f)
+{
+    uint32_t w;
+    memcpy(&w, &f, sizeof w);
+    uint32_t rounded = (w + 0x7fff + (w >> 16 & 1)) >> 16, nan = w >> 16 | 0x40;
+    return (uint16_t)((w & 0x7fffffff) > 0x7f800000 ? nan : rounded);
+}
+
+/* Element i of numbers that are stored so. */
+static inline double rt_get(const Rt *rt, int stored, const void *base, int64_t i)
+{
+    if (stored == RT_BF16_STORED)
+        return (double)rt_float(((const uint16_t *)base)[i]);
+    return rt->real == sizeof(float) ? (double)((const float *)base)[i]
+                                     : ((const double *)base)[i];
+}
+
+static inline void rt_put(const Rt *rt, int stored, void *base, int64_t i, double v)
+{
+    if (stored == RT_BF16_STORED)
+        ((uint16_t *)base)[i] = rt_bf16((float)v);
+    else if (rt->real == sizeof(float))
+        ((float *)base)[i] = (float)v;
+    else
+        ((double *)base)[i] = v;
+}
+
 /* ---- log.c --------------------------------------------------------------- */
 
 /* Keeps the first message, ends the run everywhere. Returns `status`. */
@@ -276,6 +324,8 @@ int64_t rt_rows_first(const RtRank *r, int axes, int slice, int64_t *n);
 int  rt_spans(const RtRank *r, int unit, int64_t lo, int64_t hi, RtSpanFn fn, void *ctx);
 /* Flat elements of the unit that this replica owns; with zero = 0, replica 0 all. */
 void rt_owned(const RtRank *r, int unit, int64_t *lo, int64_t *hi);
+/* Flat elements of the unit that are kept here: all, or those that are owned. */
+void rt_held(const RtRank *r, int unit, RtKept what, int64_t *lo, int64_t *hi);
 /* Flat element e of the unit is kept as element e - rt_shift(..). */
 int64_t rt_shift(const RtRank *r, int unit, RtKept what);
 int  rt_boxes_make(RtRank *r, int istep);
@@ -290,11 +340,11 @@ int  rt_wait(RtRank *r, RtBarrier *b, int me, const char *what);
 int  rt_team(RtWorker *w);              // all workers of the rank meet
 void rt_wake_all(Rt *rt);
 void rt_split(int64_t n, int64_t parts, int64_t i, int64_t grain, int64_t *lo, int64_t *hi);
-int  rt_all_gather(RtWorker *w, const RtSeat *s, const void *src, void *dst, int64_t n);
-int  rt_reduce_scatter(RtWorker *w, const RtSeat *s, const void *src, void *dst, int64_t n,
+int  rt_all_gather(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst, int64_t n);
+int  rt_reduce_scatter(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst, int64_t n,
                        bool add);
-int  rt_all_reduce(RtWorker *w, const RtSeat *s, void *dst, int64_t n);
-int  rt_all_to_all(RtWorker *w, const RtSeat *s, const void *src, void *dst,
+int  rt_all_reduce(RtWorker *w, const RtSeat *s, RtNumbers dst, int64_t n);
+int  rt_all_to_all(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                    const RtBoxes *boxes);
 int  rt_sum_doubles(RtWorker *w, const RtSeat *s, double *v, int n);
 int  rt_barrier(RtWorker *w, const RtSeat *s);
@@ -311,6 +361,7 @@ bool rt_signalled(void);
 /* ---- steps.c ------------------------------------------------------------- */
 
 int  rt_step(RtWorker *w, int istep);   // every worker of the rank calls it
+int64_t rt_gemm_scratch(const RtProgram *p);
 
 /* ---- blas.c -------------------------------------------------------------- */
 

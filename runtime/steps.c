@@ -3,7 +3,8 @@
  *
  * Every worker of a rank calls rt_step for every step and takes its share of
  * the items; exec.c puts a barrier of the rank's workers behind each step.
- * Statistics are merged in double whatever the precision.
+ * Statistics are merged in double whatever the precision. Matrices stored in 16 bits
+ * are widened into the rank's scratch before a product.
  */
 #include "rt_impl.h"
 
@@ -21,18 +22,20 @@ static bool accumulates(const RtWorker *w, const RtStep *s)
     return s->accumulate || (s->accumulate_later && w->pass->again);
 }
 
-static double get(const RtRank *r, const void *base, int64_t i)
+static RtNumbers numbers(const RtWorker *w, RtRef ref)
 {
-    return r->rt->real == sizeof(float) ? (double)((const float *)base)[i]
-                                        : ((const double *)base)[i];
+    return (RtNumbers){ at(w, ref), ref.stored };
 }
 
-static void put(const RtRank *r, void *base, int64_t i, double v)
+/* Element i of a reference. */
+static double get(const RtWorker *w, RtRef ref, int64_t i)
 {
-    if (r->rt->real == sizeof(float))
-        ((float *)base)[i] = (float)v;
-    else
-        ((double *)base)[i] = v;
+    return rt_get(w->rank->rt, ref.stored, at(w, ref), i);
+}
+
+static void put(const RtWorker *w, RtRef ref, int64_t i, double v)
+{
+    rt_put(w->rank->rt, ref.stored, at(w, ref), i, v);
 }
 
 static void share(const RtWorker *w, int64_t n, int64_t grain, int64_t *lo, int64_t *hi)
@@ -42,23 +45,81 @@ static void share(const RtWorker *w, int64_t n, int64_t grain, int64_t *lo, int6
 
 /* ---- products and kernels ------------------------------------------------ */
 
+/* A matrix of a product: as it lies in the block, or widened. */
+typedef struct { char *at; int64_t ld; } Operand;
+
+/* Widens the worker's share of an operand's rows; the scratch behind it is next. */
+static Operand widened(const RtWorker *w, RtRef ref, int64_t rows, int64_t cols, float **scratch)
+{
+    if (ref.stored == RT_REAL)
+        return (Operand){ at(w, ref), ref.ld };
+    float *to = *scratch;
+    *scratch += rows * cols;
+    int64_t lo, hi;
+    share(w, rows, 1, &lo, &hi);
+    for (int64_t i = lo; i < hi; i++)
+        rt_widen((const uint16_t *)(const void *)at(w, ref) + i * ref.ld, cols, to + i * cols);
+    return (Operand){ (char *)to, cols };
+}
+
+/* Widens (back: narrows) rows [m0, m1) and columns [n0, n1) of the product. */
+static void turn_product(const RtWorker *w, const RtStep *s, Operand c, int64_t m0, int64_t m1,
+                         int64_t n0, int64_t n1, bool back)
+{
+    for (int64_t i = m0; i < m1; i++) {
+        uint16_t *row = (uint16_t *)(void *)at(w, s->c) + i * s->c.ld + n0;
+        float *wide = (float *)(void *)c.at + i * c.ld + n0;
+        if (back)
+            rt_narrow(wide, n1 - n0, row);
+        else
+            rt_widen(row, n1 - n0, wide);
+    }
+}
+
 /* Workers cut the larger side of C in multiples of 16. */
-static void do_gemm(const RtWorker *w, const RtStep *s)
+static int do_gemm(RtWorker *w, const RtStep *s)
 {
     const RtRank *r = w->rank;
-    int64_t m0 = 0, m1 = s->m, n0 = 0, n1 = s->n;
+    float *scratch = r->scratch;
+    bool narrow_c = s->c.stored == RT_BF16_STORED, add = accumulates(w, s);
+    Operand a = widened(w, s->a, s->trans_a ? s->k : s->m, s->trans_a ? s->m : s->k, &scratch);
+    Operand b = widened(w, s->b, s->trans_b ? s->n : s->k, s->trans_b ? s->k : s->n, &scratch);
+    Operand c = narrow_c ? (Operand){ (char *)scratch, s->n } : (Operand){ at(w, s->c), s->c.ld };
+    if (s->a.stored == RT_BF16_STORED || s->b.stored == RT_BF16_STORED)
+        RT_TRY(rt_team(w));
+    int64_t m0 = 0, m1 = s->m, n0 = 0, n1 = s->n, real = (int64_t)r->rt->real;
     if (s->m >= s->n)
         share(w, s->m, 16, &m0, &m1);
     else
         share(w, s->n, 16, &n0, &n1);
     if (m0 >= m1 || n0 >= n1)
-        return;
-    int64_t real = (int64_t)r->rt->real;
-    const char *a = at(w, s->a) + real * (s->trans_a ? m0 : m0 * s->a.ld);
-    const char *b = at(w, s->b) + real * (s->trans_b ? n0 * s->b.ld : n0);
-    char *c = at(w, s->c) + real * (m0 * s->c.ld + n0);
-    rt_gemm(&r->rt->blas, s->trans_a, s->trans_b, m1 - m0, n1 - n0, s->k, a, s->a.ld, b,
-            s->b.ld, c, s->c.ld, accumulates(w, s));
+        return RT_OK;
+    if (narrow_c && add)
+        turn_product(w, s, c, m0, m1, n0, n1, false);
+    rt_gemm(&r->rt->blas, s->trans_a, s->trans_b, m1 - m0, n1 - n0, s->k,
+            a.at + real * (s->trans_a ? m0 : m0 * a.ld), a.ld,
+            b.at + real * (s->trans_b ? n0 * b.ld : n0), b.ld,
+            c.at + real * (m0 * c.ld + n0), c.ld, add);
+    if (narrow_c)
+        turn_product(w, s, c, m0, m1, n0, n1, true);
+    return RT_OK;
+}
+
+/* Floats that the rank's products need for operands stored in 16 bits. */
+int64_t rt_gemm_scratch(const RtProgram *p)
+{
+    int64_t most = 0;
+    for (int i = 0; i < p->head->nsteps; i++) {
+        const RtStep *s = &p->steps[i];
+        int64_t n = 0;
+        if (s->kind != RT_GEMM)
+            continue;
+        n += s->a.stored == RT_BF16_STORED ? s->m * s->k : 0;
+        n += s->b.stored == RT_BF16_STORED ? s->k * s->n : 0;
+        n += s->c.stored == RT_BF16_STORED ? s->m * s->n : 0;
+        most = n > most ? n : most;
+    }
+    return most;
 }
 
 /* Is this rank the one among those with the same rows whose loss counts? */
@@ -133,12 +194,12 @@ static void do_kernel(RtWorker *w, const RtStep *s)
 enum { STAT_SUM, STAT_MAX, STAT_VAR, STAT_MIN };
 
 /* The whole statistic from p members' parts; `slot` of `slots` in each row. */
-static double merge_one(const RtRank *r, const RtStep *s, const void *src, int64_t p,
-                        int64_t row, int slot, int slots, int stat)
+static double merge_one(const RtWorker *w, const RtStep *s, int64_t p, int64_t row, int slot,
+                        int slots, int stat)
 {
     double all = 0, mean = 0;
     for (int64_t i = 0; i < p; i++) {
-        double v = get(r, src, (i * s->rows + row) * slots + slot);
+        double v = get(w, s->a, (i * s->rows + row) * slots + slot);
         if (stat == STAT_MAX)
             all = i == 0 || v > all ? v : all;
         else if (stat == STAT_MIN)
@@ -153,16 +214,15 @@ static double merge_one(const RtRank *r, const RtStep *s, const void *src, int64
     double m2 = 0, between = 0;
     for (int64_t i = 0; i < p; i++) {
         int64_t e = (i * s->rows + row) * slots + slot;
-        double d = get(r, src, e) - mean;
+        double d = get(w, s->a, e) - mean;
         between += d * d;
-        m2 += get(r, src, e + 1);
+        m2 += get(w, s->a, e + 1);
     }
     return (m2 + (double)s->stat_n * between) / ((double)p * (double)s->stat_n);
 }
 
 static void do_merge(const RtWorker *w, const RtStep *s, int64_t p)
 {
-    const RtRank *r = w->rank;
     int slots = 0;
     for (int k = 0; k < s->nstats; k++)
         slots += s->stat[k] == STAT_VAR ? 2 : 1;
@@ -170,65 +230,51 @@ static void do_merge(const RtWorker *w, const RtStep *s, int64_t p)
     share(w, s->rows, 16, &lo, &hi);
     for (int64_t row = lo; row < hi; row++)
         for (int k = 0, slot = 0; k < s->nstats; slot += s->stat[k] == STAT_VAR ? 2 : 1, k++)
-            put(r, at(w, s->arg[k]), row,
-                merge_one(r, s, at(w, s->a), p, row, slot, slots, s->stat[k]));
+            put(w, s->arg[k], row, merge_one(w, s, p, row, slot, slots, s->stat[k]));
 }
 
 /* Of each member's columns (max, sum of exp(l - max), target) -> of all columns. */
 static void do_ce_merge(const RtWorker *w, const RtStep *s, int64_t p)
 {
-    const RtRank *r = w->rank;
-    const void *src = at(w, s->a);
     int64_t lo, hi;
     share(w, s->rows, 16, &lo, &hi);
     for (int64_t row = lo; row < hi; row++) {
-        double max = get(r, src, row * 3), sum = 0, target = 0;
+        double max = get(w, s->a, row * 3), sum = 0, target = 0;
         for (int64_t i = 1; i < p; i++)
-            max = fmax(max, get(r, src, (i * s->rows + row) * 3));
+            max = fmax(max, get(w, s->a, (i * s->rows + row) * 3));
         for (int64_t i = 0; i < p; i++) {
             int64_t e = (i * s->rows + row) * 3;
-            sum += get(r, src, e + 1) * exp(get(r, src, e) - max);
-            target += get(r, src, e + 2);
+            sum += get(w, s->a, e + 1) * exp(get(w, s->a, e) - max);
+            target += get(w, s->a, e + 2);
         }
-        put(r, at(w, s->c), row * 3, max);
-        put(r, at(w, s->c), row * 3 + 1, sum);
-        put(r, at(w, s->c), row * 3 + 2, target);
+        put(w, s->c, row * 3, max);
+        put(w, s->c, row * 3 + 1, sum);
+        put(w, s->c, row * 3 + 2, target);
     }
 }
 
 static void do_colsum(const RtWorker *w, const RtStep *s)
 {
-    const RtRank *r = w->rank;
     bool add = accumulates(w, s);
     int64_t lo, hi;
     share(w, s->count, RT_LINE, &lo, &hi);
     for (int64_t i = lo; i < hi; i++) {
         double sum = 0;
-        for (int64_t k = 0; k < r->rt->nworkers; k++)
-            sum += get(r, at(w, s->a), k * s->count + i);
-        put(r, at(w, s->c), i, add ? get(r, at(w, s->c), i) + sum : sum);
+        for (int64_t k = 0; k < w->rank->rt->nworkers; k++)
+            sum += get(w, s->a, k * s->count + i);
+        put(w, s->c, i, add ? get(w, s->c, i) + sum : sum);
     }
 }
 
 static void do_copy(const RtWorker *w, const RtStep *s)
 {
-    const RtRank *r = w->rank;
-    size_t real = r->rt->real;
+    const Rt *rt = w->rank->rt;
     bool add = accumulates(w, s);
     int64_t lo, hi, cols = s->cols > 0 ? s->cols : s->count;
     share(w, s->rows, 1, &lo, &hi);
-    for (int64_t row = lo; row < hi; row++) {
-        const char *src = at(w, s->a) + (size_t)(row * s->a.ld) * real;
-        char *dst = at(w, s->c) + (size_t)(row * s->c.ld) * real;
-        if (!add)
-            memmove(dst, src, (size_t)cols * real);
-        else if (real == sizeof(float))
-            for (int64_t i = 0; i < cols; i++)
-                ((float *)dst)[i] += ((const float *)src)[i];
-        else
-            for (int64_t i = 0; i < cols; i++)
-                ((double *)dst)[i] += ((const double *)src)[i];
-    }
+    for (int64_t row = lo; row < hi; row++)
+        rt_move(rt, at(w, s->a) + row * s->a.ld * rt_size(rt, s->a.stored), s->a.stored,
+                at(w, s->c) + row * s->c.ld * rt_size(rt, s->c.stored), s->c.stored, cols, add);
 }
 
 static void do_zero(const RtWorker *w, const RtStep *s)
@@ -237,8 +283,8 @@ static void do_zero(const RtWorker *w, const RtStep *s)
         return;
     int64_t lo, hi;
     share(w, s->count, RT_LINE, &lo, &hi);
-    memset(at(w, s->c) + (size_t)lo * w->rank->rt->real, 0,
-           (size_t)(hi - lo) * w->rank->rt->real);
+    int64_t size = rt_size(w->rank->rt, s->c.stored);
+    memset(at(w, s->c) + lo * size, 0, (size_t)((hi - lo) * size));
 }
 
 /* ---- the step's sums and the optimizer ----------------------------------- */
@@ -256,9 +302,9 @@ static int do_count(RtWorker *w, int istep)
 }
 
 /* Where flat element 0 would be of what begins at `offset` with element `shift`. */
-static void *kept(const RtRank *r, int64_t offset, int64_t shift)
+static void *kept(const RtRank *r, int64_t offset, int64_t shift, int stored)
 {
-    return r->block + (offset - shift * (int64_t)r->rt->real);
+    return r->block + (offset - shift * rt_size(r->rt, stored));
 }
 
 /* Squares of the gradient elements this rank answers for: each one once in all ranks. */
@@ -273,7 +319,7 @@ static void do_norm(RtWorker *w)
         rt_owned(r, u, &from, &to);
         if (!r->counts[u] || from >= to)
             continue;
-        call.arg[0] = kept(r, h->grads_offset, rt_shift(r, u, RT_GRADS));
+        call.arg[0] = kept(r, h->grads_offset, rt_shift(r, u, RT_GRADS), RT_REAL);
         share(w, to - from, RT_LINE, &lo, &hi);
         if (lo < hi)
             r->program->kernels[h->norm_kernel](&call, from + lo, from + hi);
@@ -310,10 +356,16 @@ static void update_args(const RtRank *r, int unit, RtCall *call)
 {
     const RtHeader *h = r->head;
     int64_t moments = rt_shift(r, unit, RT_MOMENTS);
-    call->arg[0] = kept(r, h->params_offset, rt_shift(r, unit, RT_PARAMS));
-    call->arg[1] = kept(r, h->grads_offset, rt_shift(r, unit, RT_GRADS));
-    call->arg[2] = kept(r, h->m_offset, moments);
-    call->arg[3] = h->v_offset >= 0 ? kept(r, h->v_offset, moments) : NULL;
+    void *params = kept(r, h->params_offset, rt_shift(r, unit, RT_PARAMS), h->params_stored);
+    int n = 0;
+    call->arg[n++] = h->master_offset < 0 ? params
+                                          : kept(r, h->master_offset, moments, RT_REAL);
+    call->arg[n++] = kept(r, h->grads_offset, rt_shift(r, unit, RT_GRADS), RT_REAL);
+    call->arg[n++] = kept(r, h->m_offset, moments, RT_REAL);
+    if (h->v_offset >= 0)
+        call->arg[n++] = kept(r, h->v_offset, moments, RT_REAL);
+    if (h->master_offset >= 0)
+        call->arg[n++] = params;
 }
 
 static void do_update(RtWorker *w)
@@ -346,10 +398,11 @@ static void do_update(RtWorker *w)
 }
 
 /* The side that is one part: in place it is the member's own part of the other. */
-static void *own_part(const RtWorker *w, const RtStep *s, const RtSeat *seat, RtRef ref)
+static RtNumbers own_part(const RtWorker *w, const RtStep *s, const RtSeat *seat, RtRef ref)
 {
     bool in_place = at(w, s->a) == at(w, s->c);
-    return at(w, ref) + (in_place ? seat->me * s->count * rt_size(w->rank->rt, ref.stored) : 0);
+    int64_t part = in_place ? seat->me * s->count * rt_size(w->rank->rt, ref.stored) : 0;
+    return (RtNumbers){ at(w, ref) + part, ref.stored };
 }
 
 static int64_t message_bytes(const RtWorker *w, const RtStep *s, RtRef ref)
@@ -367,20 +420,19 @@ int rt_step(RtWorker *w, int istep)
     const RtSeat *seat = kind >= 0 ? &r->seat[kind] : NULL;
     switch ((RtStepKind)s->kind) {
     case RT_GEMM:
-        do_gemm(w, s);
-        break;
+        return do_gemm(w, s);
     case RT_KERNEL:
         do_kernel(w, s);
         break;
     case RT_ALL_GATHER:
-        return rt_all_gather(w, seat, own_part(w, s, seat, s->a), at(w, s->c), s->count);
+        return rt_all_gather(w, seat, own_part(w, s, seat, s->a), numbers(w, s->c), s->count);
     case RT_REDUCE_SCATTER:
-        return rt_reduce_scatter(w, seat, at(w, s->a), own_part(w, s, seat, s->c), s->count,
+        return rt_reduce_scatter(w, seat, numbers(w, s->a), own_part(w, s, seat, s->c), s->count,
                                  accumulates(w, s));
     case RT_ALL_REDUCE:
-        return rt_all_reduce(w, seat, at(w, s->c), s->count);
+        return rt_all_reduce(w, seat, numbers(w, s->c), s->count);
     case RT_ALL_TO_ALL:
-        return rt_all_to_all(w, seat, at(w, s->a), at(w, s->c), r->boxes[istep]);
+        return rt_all_to_all(w, seat, numbers(w, s->a), numbers(w, s->c), r->boxes[istep]);
     case RT_MERGE:
         do_merge(w, s, seat->group->n);
         break;

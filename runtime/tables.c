@@ -196,12 +196,26 @@ void rt_owned(const RtRank *r, int iunit, int64_t *lo, int64_t *hi)
     }
 }
 
+/* The `zero` from which a replica keeps nothing but what it owns. */
+static int owned_from(RtKept what)
+{
+    return what == RT_PARAMS ? 3 : what == RT_GRADS ? 2 : 1;
+}
+
+void rt_held(const RtRank *r, int iunit, RtKept what, int64_t *lo, int64_t *hi)
+{
+    const RtUnit *u = &r->program->units[iunit];
+    *lo = u->offset;
+    *hi = u->offset + u->shard;
+    if (r->head->zero >= owned_from(what))
+        rt_owned(r, iunit, lo, hi);
+}
+
 int64_t rt_shift(const RtRank *r, int iunit, RtKept what)
 {
     const RtHeader *h = r->head;
     const RtUnit *u = &r->program->units[iunit];
-    int whole_below = what == RT_PARAMS ? 3 : what == RT_GRADS ? 2 : 1;
-    if (h->zero < whole_below)
+    if (h->zero < owned_from(what))
         return 0;
     if (h->zero == 1)
         return r->d * (h->flat_pad / h->data);

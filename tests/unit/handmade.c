@@ -10,6 +10,9 @@
  * Gradients are reduce-scattered over x and z, then summed over data: with zero >= 2 in
  * each microbatch, unit by unit. With zero 3 each gather over x and z has one over data
  * before it.
+ *
+ * With bf16, E is gathered as it is stored and copied to float; W goes into the products
+ * as it is stored.
  */
 #include "handmade.h"
 
@@ -39,7 +42,7 @@ typedef struct {
 
 /* ---- kernels -------------------------------------------------------------- */
 
-enum { K_EMBED, K_EMBED_DW, K_STAT, K_CE, K_NORM, K_UPDATE };
+enum { K_EMBED, K_EMBED_DW, K_STAT, K_CE, K_NORM, K_UPDATE, K_UPDATE_COPY };
 
 /* Sizes, which generated kernels have as constants; one program at a time. */
 static struct { int64_t brows, hidden, rows, part; } size;
@@ -123,6 +126,17 @@ static void update_##tag(const RtCall *c, int64_t lo, int64_t hi)               
 }
 KERNELS(float, f32)
 KERNELS(double, f64)
+
+/* The master copy is updated, then rounded. Plain: values are far from the largest. */
+static void update_copy(const RtCall *c, int64_t lo, int64_t hi)
+{
+    update_f32(c, lo, hi);
+    for (int64_t i = lo; i < hi; i++) {
+        uint32_t w;
+        memcpy(&w, (const float *)c->arg[0] + i, sizeof w);
+        ((uint16_t *)c->arg[4])[i] = (uint16_t)((w + 0x7fff + (w >> 16 & 1)) >> 16);
+    }
+}
 
 /* ---- the program ---------------------------------------------------------- */
 
@@ -227,6 +241,14 @@ static void add_passes(Hand *h)
     add_pass(h, RT_PASS_OPTIMIZER, at[3], at[4], 0);
 }
 
+/* Parameters, as they are stored. */
+static void gather(Hand *h, int phase, const char *name, int axes, int64_t from, int64_t to,
+                   int64_t n)
+{
+    RtStep *s = coll(h, RT_ALL_GATHER, phase, name, axes, from, to, n);
+    s->a.stored = s->c.stored = h->head.params_stored;
+}
+
 /* The sum of a unit's gradients: over x and z, and with zero >= 2 over data. */
 static void reduce(Hand *h, const char *name, int spread, int64_t from, int64_t between,
                    int64_t to, int64_t shard)
@@ -252,8 +274,10 @@ RtProgram *handmade(const Make *k)
     RtHeader *d = &h->head;
     h->program = (RtProgram){ d, h->step, h->param, h->unit, h->piece, h->segment, h->columns,
                               h->rowmap, h->pass, h->slice, h->text, h->kernel };
-    RtKernelFn f32[] = { embed_f32, embed_dw_f32, stat_f32, ce_f32, norm_f32, update_f32 };
-    RtKernelFn f64[] = { embed_f64, embed_dw_f64, stat_f64, ce_f64, norm_f64, update_f64 };
+    RtKernelFn f32[] = { embed_f32, embed_dw_f32, stat_f32, ce_f32, norm_f32, update_f32,
+                         update_copy };
+    RtKernelFn f64[] = { embed_f64, embed_dw_f64, stat_f64, ce_f64, norm_f64, update_f64,
+                         update_copy };
     memcpy(h->kernel, k->is_double ? f64 : f32, sizeof f32);
     int passes = k->microbatches > 0 ? k->microbatches : 1, n = k->x * k->z;
     int64_t H = k->hidden, V = (k->vocab + k->y - 1) / k->y * k->y, part = V / k->y;
@@ -265,7 +289,7 @@ RtProgram *handmade(const Make *k)
         .microbatches = passes, .batch = k->batch, .sequence = k->sequence,
         .T = k->batch / k->data / passes * k->sequence, .vocab = k->vocab,
         .token_limit = k->vocab, .nparams = 3, .nunits = 3, .npieces = 3, .nsegments = 4,
-        .ncolumns = 4, .nrowmaps = 1, .nkernels = 6, .ignore = -1, .objective = k->masked,
+        .ncolumns = 4, .nrowmaps = 1, .nkernels = 7, .ignore = -1, .objective = k->masked,
         .mask_p = 0.3, .mask_token = 1, .update_kernel = K_UPDATE, .norm_kernel = K_NORM,
     };
     h->text[0] = 0;
@@ -319,20 +343,23 @@ RtProgram *handmade(const Make *k)
     d->flat = e_shard + w_shard + v_shard;
     d->flat_pad = (d->flat + k->data * 16 - 1) / (k->data * 16) * (k->data * 16);
     int64_t state = k->zero ? d->flat_pad / k->data : d->flat_pad;
+    d->params_stored = k->bf16 ? RT_BF16_STORED : RT_REAL;
     d->params_offset = place(h, k->zero >= 3 ? state : d->flat_pad);
     d->grads_offset = place(h, k->zero >= 2 ? state : d->flat_pad);
     d->m_offset = place(h, state);
     d->v_offset = place(h, state);
-    d->master_offset = -1;
+    d->master_offset = k->bf16 ? place(h, state) : -1;
+    d->update_kernel = k->bf16 ? K_UPDATE_COPY : K_UPDATE;
 
     /* buffers */
     int64_t real = d->real_bytes;
     int64_t E = place(h, e_shard * n), W = place(h, w_shard * n), dE = place(h, e_shard * n);
     int64_t dW = place(h, w_shard * n), X = place(h, rows * H), dX = place(h, rows * H);
     int64_t L = place(h, rows * part), S = place(h, rows * 3), all = place(h, rows * 3 * k->y);
-    int64_t P = d->params_offset, own = e_shard / parts * real;
-    int64_t gE = d->grads_offset, gW = gE + (k->zero >= 2 ? own : e_shard * real);
-    int64_t sE = P, sW = P + e_shard * real, sG = place(h, e_shard);
+    int64_t P = d->params_offset, own = e_shard / parts, size_p = k->bf16 ? 2 : real;
+    int64_t gE = d->grads_offset, gW = gE + (k->zero >= 2 ? own : e_shard) * real;
+    int64_t sE = P, sW = P + e_shard * size_p, sG = place(h, e_shard);
+    int64_t rounded = place(h, e_shard * n);
     if (k->zero >= 3) {
         sE = place(h, e_shard);
         sW = place(h, w_shard);
@@ -345,16 +372,24 @@ RtProgram *handmade(const Make *k)
     RtStep *s;
     add(h, RT_COUNT, 0, "targets");
     if (k->zero >= 3) {
-        coll(h, RT_ALL_GATHER, 0, "wte: E over data", RT_DATA, P, sE, e_shard / parts);
-        coll(h, RT_ALL_GATHER, 0, "head: W over data", RT_DATA, P + own, sW, w_shard / parts);
+        gather(h, 0, "wte: E over data", RT_DATA, P, sE, own);
+        gather(h, 0, "head: W over data", RT_DATA, P + own * size_p, sW, own);
     }
-    coll(h, RT_ALL_GATHER, 0, "wte: E over x z", spread, sE, E, e_shard);
-    coll(h, RT_ALL_GATHER, 0, "head: W over x z", spread, sW, W, w_shard);
+    gather(h, 0, "wte: E over x z", spread, sE, k->bf16 ? rounded : E, e_shard);
+    if (k->bf16) {
+        s = add(h, RT_COPY, 0, "wte: E to float");
+        s->rows = 1;
+        s->cols = e_shard * n;
+        s->a = (RtRef){ .offset = rounded, .ld = s->cols, .stored = RT_BF16_STORED };
+        s->c = ref(E, s->cols);
+    }
+    gather(h, 0, "head: W over x z", spread, sW, W, w_shard);
+    RtRef w_ref = { .offset = W, .ld = part, .stored = d->params_stored };
     s = kernel(h, K_EMBED, 0, "wte: look-up", rows, E, X);
     s->ids = RT_IDS_TOKENS;
     s->unit = 0;
     coll(h, RT_ALL_REDUCE, 0, "wte: X over y", RT_YK | RT_YR, X, X, rows * H);
-    gemm(h, 0, "head: X W", false, false, rows, part, H, ref(X, H), ref(W, part),
+    gemm(h, 0, "head: X W", false, false, rows, part, H, ref(X, H), w_ref,
          ref(L, part));
     s = kernel(h, K_STAT, 0, "loss: statistics", rows, L, S);
     s->ids = RT_IDS_TARGETS;
@@ -368,7 +403,7 @@ RtProgram *handmade(const Make *k)
     gemm(h, 1, "head: dW", true, false, H, part, rows, ref(X, H), ref(L, part),
          ref(dW, part));
     reduce(h, "head: dW over x z", spread, dW, sG, gW, w_shard);
-    gemm(h, 1, "head: dX", false, true, rows, H, part, ref(L, part), ref(W, part),
+    gemm(h, 1, "head: dX", false, true, rows, H, part, ref(L, part), w_ref,
          ref(dX, H));
     coll(h, RT_ALL_REDUCE, 1, "head: dX over y", RT_YK | RT_YR, dX, dX, rows * H);
     coll(h, RT_ZERO, 1, "wte: clear dE", 0, dE, dE, e_shard * n);
@@ -385,11 +420,10 @@ RtProgram *handmade(const Make *k)
     add(h, RT_TOTALS, 3, "totals");
     add(h, RT_UPDATE, 3, "update");
     if (k->zero == 1)
-        coll(h, RT_ALL_GATHER, 3, "parameters over data", RT_DATA, P, P, slice);
+        gather(h, 3, "parameters over data", RT_DATA, P, P, slice);
     for (int u = 0; k->zero == 2 && u < d->nunits; u++) {
-        int64_t at = P + h->unit[u].offset * real;
-        coll(h, RT_ALL_GATHER, 3, "parameters over data", RT_DATA, at, at,
-             h->unit[u].shard / parts);
+        int64_t at = P + h->unit[u].offset * size_p;
+        gather(h, 3, "parameters over data", RT_DATA, at, at, h->unit[u].shard / parts);
     }
     add_passes(h);
     d->block_bytes = h->block;

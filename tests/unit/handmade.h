@@ -11,6 +11,7 @@
 typedef struct {
     int data, x, y, z, workers, microbatches, zero, balanced, masked;
     bool is_double, out_in;
+    bool bf16;                  // parameters stored so, with a master copy in float
     int64_t vocab, hidden, sequence, batch;
     int64_t steps;
     const char *data_file;

@@ -200,6 +200,39 @@ static void on_meshes(bool is_double, double tol)
 Test(runtime, meshes_agree_fp64) { on_meshes(true, 1e-11); }
 Test(runtime, meshes_agree_fp32) { on_meshes(false, 2e-3); }
 
+/* Parameters in 16 bits: close to those in float; layouts are closer to each other. */
+Test(runtime, meshes_agree_bf16)
+{
+    static const int mesh[][7] = {  // data x y z workers microbatches zero
+        { 1, 2, 2, 1, 1, 1, 0 }, { 2, 1, 2, 1, 2, 2, 0 }, { 2, 2, 1, 2, 1, 1, 1 },
+        { 4, 1, 2, 1, 1, 2, 1 }, { 2, 2, 2, 1, 1, 2, 2 }, { 4, 1, 3, 1, 2, 1, 3 },
+    };
+    Make m = usual(data_file());
+    Seen plain, one, many;
+    m.is_double = false;
+    cr_assert_eq(train_seen(m, (RtOptions){ 0 }, &plain), 0, "%s", said);
+    m.bf16 = true;
+    cr_assert_eq(train_seen(m, (RtOptions){ 0 }, &one), 0, "%s", said);
+    for (int i = 0; i < 4; i++)
+        near(one.loss[i], plain.loss[i], 1e-2, "loss");
+    cr_assert(one.loss[1] != plain.loss[1]);
+    for (size_t i = 0; i < sizeof mesh / sizeof *mesh; i++) {
+        const int *q = mesh[i];
+        m.data = q[0], m.x = q[1], m.y = q[2], m.z = q[3], m.workers = q[4];
+        m.microbatches = q[5], m.zero = q[6];
+        cr_assert_eq(train_seen(m, (RtOptions){ 0 }, &many), 0, "%zu: %s", i, said);
+        for (int k = 0; k < 4; k++) {
+            near(many.loss[k], one.loss[k], 1e-3, "loss");
+            near(many.norm[k], one.norm[k], 1e-2, "norm");
+        }
+        for (int k = 0; k < 138; k++)
+            cr_assert_float_eq(many.param[0][k], one.param[0][k], 2e-2);
+        seen_free(&many);
+    }
+    seen_free(&plain);
+    seen_free(&one);
+}
+
 Test(runtime, loss_is_right)
 {
     Make m = usual(data_file());
@@ -1049,6 +1082,7 @@ Test(runtime, files_are_the_same_in_every_layout)
                 m.zero = q[6];
                 m.out_in = out_in;
                 m.is_double = is_double;
+                m.bf16 = !is_double && i % 2 == 1;      // the master copy is saved
                 char *file = saved(m, (RtOptions){ .steps = 0 }, &n);
                 if (!first) {
                     first = file;
