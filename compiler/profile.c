@@ -246,6 +246,8 @@ static void turn_points(const Turn *t, const Op *o, Attend *a, TurnRate *out)
     }
 }
 
+enum { LEAST_SEQUENCE = 8 };            // below it there is nothing to fit
+
 static void measure_turn(const Effort *e, const Plan *plan, Profile *p)
 {
     const Op *o = first_attention(plan);
@@ -253,6 +255,11 @@ static void measure_turn(const Effort *e, const Plan *plan, Profile *p)
     if (o == NULL || !o->causal || (o->window > 0 && o->window < L)) {
         fprintf(stderr, "note: no turn is measured: the first repeat of %s has no causal "
                 "attention without a window\n", plan->model_name);
+        return;
+    }
+    if (L < LEAST_SEQUENCE) {
+        fprintf(stderr, "note: no turn is measured: `sequence` says how long slices can be, and it "
+                "is %" PRId64 "\n", L);
         return;
     }
     bool is_double = plan->is.precision == PREC_FP64;
