@@ -445,6 +445,7 @@ static const Check checks[] = {
     { "regions-apart",     check_regions,  ON_INSTS },
     { "dtypes-agree",      check_dtypes,   ON_INSTS },
     { "transfers-match",   check_cuts,     ON_INSTS },
+    { "calls",             verify_calls,   ON_INSTS },      // names its own checks
 };
 
 static void verify_stage(Verify *v)

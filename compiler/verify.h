@@ -1,6 +1,6 @@
 /*
- * verify.h - shared by verify.c (the table of checks) and verify_flow.c (types on
- * layouts, instruction by instruction).
+ * verify.h - shared by verify.c (the table of checks), verify_flow.c (types on layouts,
+ * instruction by instruction) and verify_calls.c (functions and step tables).
  */
 #ifndef VERIFY_H
 #define VERIFY_H
@@ -23,5 +23,9 @@ void verify_fail(Verify *v, InstId i, const char *fmt, ...)
  * layout-agrees, other-contents, partial-value, sum-twice, sum-order, group-fits,
  * gradient-summed, parameters-whole, sum-unfinished, step-order. */
 void verify_flow(Verify *v);
+
+/* Functions and step tables. Names: functions-cover, regions-apart, step-order,
+ * step-range, step-missing, backward-order, transfers-match, slices-sum, no-deadlock. */
+void verify_calls(Verify *v);
 
 #endif
