@@ -31,16 +31,11 @@ static int32_t text(Emit *m, const char *s)
     return at;
 }
 
-static int64_t dtype_bytes(const Emit *m, DType d)
-{
-    return d == D_I32 ? 4 : d == D_F64 ? 8 : d == D_BF16 ? 2 : m->real;
-}
-
 static RtRef ref(const Emit *m, ValueId id)
 {
     const Value *v = &m->p->values.at[id];
     const Buffer *b = &m->p->buffers.at[v->buffer];
-    return (RtRef){ b->offset + v->offset * dtype_bytes(m, b->dtype), v->ld, b->region,
+    return (RtRef){ b->offset + v->offset * dtype_bytes(m->p, b->dtype), v->ld, b->region,
                     b->dtype == D_BF16 ? RT_BF16_STORED : RT_REAL };
 }
 

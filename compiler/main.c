@@ -30,7 +30,7 @@ static const Pass passes[] = {
     { "autodiff",  autodiff_add,     true,   print_graph, "the backward operators" },
     { "slice",     slice_choose,     true,   print_graph, "stages, microbatches, token slices" },
     { "partition", partition_choose, true,   print_insts, "layouts, collectives, instructions" },
-    { "memory",    memory_place,     true,   print_insts, "offsets in one block" },
+    { "memory",    memory_place,     true,   print_memory, "offsets in one block" },
 };
 enum { NPASSES = sizeof passes / sizeof *passes };
 

@@ -17,15 +17,6 @@
  */
 #include "plan.h"
 
-enum { ALIGN = 64 };
-
-static int64_t buffer_bytes(const Plan *p, const Buffer *b)
-{
-    int64_t real = p->is.precision == PREC_FP64 ? 8 : 4;
-    int64_t each = b->dtype == D_I32 ? 4 : b->dtype == D_F64 ? 8 : b->dtype == D_BF16 ? 2 : real;
-    return (b->elements * each + ALIGN - 1) / ALIGN * ALIGN;
-}
-
 static void touch(Plan *p, ValueId v, InstId i)
 {
     Buffer *b = &p->buffers.at[p->values.at[v].buffer];
@@ -197,7 +188,7 @@ static int64_t region_size(Plan *p, const Touch *t, Region r, int slice, int chu
 }
 
 /* Does a call touch the region of its unit, so that it must be there? */
-static bool call_needs(StepKind k, Region r)
+bool call_needs(StepKind k, Region r)
 {
     switch (r) {
     case REGION_UNIT:       return is_unit(k);

@@ -100,6 +100,8 @@ static const char *y_word(Axes axes, int rep)
 const char *axes_word(Axes axes, int rep)
 {
     Text t = { 0 };
+    if (axes & AX_STAGE)
+        text_add(&t, " stage");
     if (axes & AX_DATA)
         text_add(&t, " data");
     if (axes & AX_X)
@@ -109,6 +111,17 @@ const char *axes_word(Axes axes, int rep)
     if (axes & AX_Z)
         text_add(&t, " z");
     return t.n ? str_of(t.at + 1, t.n - 1) : "";
+}
+
+int64_t buffer_bytes(const Plan *p, const Buffer *b)
+{
+    return (b->elements * dtype_bytes(p, b->dtype) + 63) / 64 * 64;
+}
+
+int64_t dtype_bytes(const Plan *p, DType d)
+{
+    int64_t real = p->is.precision == PREC_FP64 ? 8 : 4;
+    return d == D_I32 ? 4 : d == D_F64 ? 8 : d == D_BF16 ? 2 : real;
 }
 
 int plan_ranks(const Plan *p)

@@ -420,6 +420,8 @@ OpId     op_add(Plan *p, OpKind kind, Phase phase, const char *name, Loc loc,
                 int nin, const TensorId *in, int nout, const TensorId *out);   // copies arrays
 int64_t  axes_size(const Plan *p, Axes axes, int rep);  // product of sizes
 const char *axes_word(Axes axes, int rep);              // "x", "x z", "y (1 of 2)"
+int64_t  dtype_bytes(const Plan *p, DType d);
+int64_t  buffer_bytes(const Plan *p, const Buffer *b);  // whole lines of 64
 int      plan_ranks(const Plan *p);
 /* "data 2, pipeline 2, cube [1, 2, 1], 4 microbatches in 3 slices" */
 const char *plan_line(const Plan *p);
@@ -469,11 +471,13 @@ void calls_of_one(Plan *p);
 void calls_of_table(Plan *p, const Steps *table);       // of one stage; BEGIN included
 /* memory.c    needs insts; fills buffers' lives and offsets, block_bytes. */
 void memory_place(Plan *p);
+bool call_needs(StepKind k, Region r);          // may a call touch that region of its unit?
 /* verify.c    Returns the number of failed checks; prints each to `f` (may be NULL). */
 int  verify_plan(const Plan *p, const char *after, FILE *f);
 /* print.c */
 void print_graph(const Plan *p, FILE *f);
 void print_insts(const Plan *p, FILE *f);
+void print_memory(const Plan *p, FILE *f);
 void print_page(const Plan *p, FILE *f);
 void print_json(const Plan *p, bool schedule, FILE *f);
 

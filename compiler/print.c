@@ -1,12 +1,13 @@
 /*
  * print.c - the graph and the instructions as text (-d graph, -d partition),
- * and what the printers share: traffic of collectives, memory at the peak.
+ * and what the printers share: names, counts, traffic of collectives.
  *
  * Everything here only reads the plan, and prints the same text for the same
  * plan. Formulas, with p ranks in a group and n elements of a rank's value:
  *
  *     all_gather      (p-1) n of the part      all_reduce   2 (p-1)/p n
  *     reduce_scatter  (p-1) n of the result    all_to_all   what is not here already
+ *     send, recv      n
  */
 #include "print.h"
 
@@ -64,23 +65,23 @@ const char *print_value_name(const Plan *p, ValueId v)
 
 Axes print_axes(const Plan *p, Axes a, int rep)
 {
-    Axes all[] = { AX_DATA, AX_X, AX_YK, AX_YR, AX_Z }, kept = 0;
+    Axes all[] = { AX_DATA, AX_X, AX_YK, AX_YR, AX_Z }, kept = a & AX_STAGE;
     for (int i = 0; i < 5; i++)
         if ((a & all[i]) && axes_size(p, all[i], rep) > 1)
             kept |= all[i];
     return kept;
 }
 
-int64_t print_real_bytes(const Plan *p)
-{
-    return p->is.precision == PREC_FP64 ? 8 : p->is.precision == PREC_FP32 ? 4 : 2;
-}
-
 static int64_t value_bytes(const Plan *p, ValueId v)
 {
     const Value *x = &p->values.at[v];
     DType d = x->buffer == NONE ? D_REAL : p->buffers.at[x->buffer].dtype;
-    return x->rows * x->cols * (d == D_F64 ? 8 : d == D_I32 ? 4 : print_real_bytes(p));
+    return x->rows * x->cols * dtype_bytes(p, d);
+}
+
+int64_t print_param_bytes(const Plan *p)
+{
+    return dtype_bytes(p, p->buffers.n > THE_PARAMS ? p->buffers.at[THE_PARAMS].dtype : D_REAL);
 }
 
 int64_t print_parameters(const Plan *p)
@@ -93,10 +94,37 @@ int64_t print_parameters(const Plan *p)
     return n;
 }
 
-int print_passes(const Plan *p)
+int64_t print_passes(const Plan *p)
 {
     int64_t per = (int64_t)p->is.data * p->is.microbatch;
-    return per > 0 && p->is.batch > per ? (int)(p->is.batch / per) : 1;
+    return per > 0 && p->is.batch > per ? p->is.batch / per : 1;
+}
+
+int *print_counts(const Plan *p)
+{
+    int *of = NEWN(int, p->insts.n + 1), *func = NEWN(int, p->funcs.n + 1);
+    for (int i = 0; i < p->calls.n; i++)
+        func[p->calls.at[i].func]++;
+    for (int k = 0; k < p->funcs.n; k++)
+        for (int i = p->funcs.at[k].first; i < p->funcs.at[k].end; i++)
+            of[i] = func[k];
+    return of;
+}
+
+const char *const attention_word[3] = { "local", "gather", "exchange" };
+const char *const precision_word[5] = { "fp64", "fp32", "bf16", "fp16", "fp8" };
+
+const char *print_keep(const Choices *is)
+{
+    return is->keep_inputs ? (is->keep_weights ? "both" : "inputs")
+                           : (is->keep_weights ? "weights" : "none");
+}
+
+const char *print_recompute(const Plan *p)
+{
+    const PlanSpec *s = &p->config->plan;
+    return s->recompute_n > 0 ? str_fmt("full(%" PRId64 ")", s->recompute_n)
+         : s->recompute.v ? s->recompute.v : "none";
 }
 
 ParamHome print_param_home(const Plan *p, ParamId w)
@@ -139,11 +167,19 @@ static double overlap_ab(const Plan *p)
     return sum;
 }
 
+int64_t print_group(const Plan *p, const Inst *i)
+{
+    if (i->coll == COLL_SEND || i->coll == COLL_RECV)
+        return 2;
+    int64_t n = axes_size(p, i->axes, i->rep);
+    return i->axes & AX_STAGE ? n * __builtin_popcountll(i->stages) : n;
+}
+
 double print_received(const Plan *p, const Inst *i)
 {
-    double group = (double)axes_size(p, i->axes, i->rep);
-    double in = (double)value_bytes(p, i->in[0]);
-    double out = (double)value_bytes(p, i->out[0]);
+    double group = (double)print_group(p, i);
+    double in = i->nin ? (double)value_bytes(p, i->in[0]) : 0;
+    double out = i->nout ? (double)value_bytes(p, i->out[0]) : in;
     switch (i->coll) {
     case COLL_ALL_GATHER:       return (group - 1) * in;
     case COLL_REDUCE_SCATTER:   return (group - 1) * out;
@@ -156,69 +192,38 @@ double print_received(const Plan *p, const Inst *i)
     }
 }
 
-Traffics print_traffic(const Plan *p)
+Traffics print_traffic(const Plan *p, bool by_size)
 {
     Traffics all = { 0 };
     Map *seen = map_new();
+    const int *counts = print_counts(p);
     for (int i = 0; i < p->insts.n; i++) {
         const Inst *c = &p->insts.at[i];
         if (c->kind != I_COLL)
             continue;
         int turn = print_turn(p, c);
-        Traffic t = { .inst = c, .name = print_turnless(c->name, turn),
-                      .tensor = print_turnless(print_value_name(p, c->in[0]), turn),
+        double bytes = print_received(p, c);
+        Traffic t = { .inst = c, .name = print_turnless(c->name, turn), .bytes = bytes,
+                      .tensor = print_turnless(print_value_name(p, c->nin ? c->in[0]
+                                                                           : c->out[0]), turn),
                       .reason = c->reason ? print_turnless(c->reason, turn) : NULL,
-                      .bytes = print_received(p, c), .size = axes_size(p, c->axes, c->rep) };
-        t.calls = c->phase <= PHASE_BACKWARD ? print_passes(p) : 1;
+                      .most = bytes, .size = print_group(p, c), .calls = counts[i],
+                      .sum = bytes * counts[i] };
         const char *key = str_fmt("%d %d %d %d %s %.0f %s", c->phase, c->coll, c->axes, c->rep,
-                                  t.name, t.bytes, t.reason ? t.reason : "");
+                                  t.name, by_size ? bytes : 0, t.reason ? t.reason : "");
         int at = map_get(seen, key);
-        if (at >= 0)
-            all.at[at].calls += t.calls;
-        else {
+        if (at < 0) {
             map_put(seen, key, all.n);
             vec_add(&all, t);
+            continue;
         }
+        Traffic *same = &all.at[at];
+        same->calls += t.calls;
+        same->sum += t.sum;
+        same->bytes = bytes < same->bytes ? bytes : same->bytes;
+        same->most = bytes > same->most ? bytes : same->most;
     }
     return all;
-}
-
-/* ---- memory ----------------------------------------------------------------- */
-
-Peak print_peak(const Plan *p)
-{
-    Peak peak = { 0 };
-    int n = p->insts.n > 0 ? p->insts.n : 1;
-    int64_t always[BUF_CLASSES] = { 0 }, now[BUF_CLASSES] = { 0 };
-    int64_t (*change)[BUF_CLASSES] = calloc((size_t)n + 2, sizeof *change);
-    if (change == NULL)
-        die(EXIT_WORLD, "out of memory");
-    for (int i = 0; i < p->buffers.n; i++) {
-        const Buffer *b = &p->buffers.at[i];
-        int64_t size = b->dtype == D_F64 ? 8 : b->dtype == D_I32 ? 4 : print_real_bytes(p);
-        int64_t bytes = (b->elements * size + 63) / 64 * 64;
-        if (b->persistent || b->first < 0 || b->last < b->first || b->last >= n)
-            always[b->class] += bytes;
-        else {
-            change[b->first][b->class] += bytes;
-            change[b->last + 1][b->class] -= bytes;
-        }
-    }
-    for (int i = 0; i < n; i++) {
-        int64_t sum = 0;
-        for (int c = 0; c < BUF_CLASSES; c++) {
-            now[c] += change[i][c];
-            sum += now[c] + always[c];
-        }
-        if (sum <= peak.sum)
-            continue;
-        peak.sum = sum;
-        peak.at = i;
-        for (int c = 0; c < BUF_CLASSES; c++)
-            peak.bytes[c] = now[c] + always[c];
-    }
-    free(change);
-    return peak;
 }
 
 /* ---- the graph -------------------------------------------------------------- */
@@ -291,11 +296,11 @@ static void print_axis_set(const Plan *p, const char *what, Axes a, int rep, FIL
     a = print_axes(p, a, rep);
     if (a == 0)
         return;
-    const char *name[] = { "data", "x", (a & AX_YR) || rep > 1 ? "yk" : "y", "yr", "z" };
-    const Axes axis[] = { AX_DATA, AX_X, AX_YK, AX_YR, AX_Z };
+    const char *name[] = { "stage", "data", "x", (a & AX_YR) || rep > 1 ? "yk" : "y", "yr", "z" };
+    const Axes axis[] = { AX_STAGE, AX_DATA, AX_X, AX_YK, AX_YR, AX_Z };
     char sep = '{';
     fprintf(f, " %s:", what);
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 6; i++)
         if (a & axis[i]) {
             fprintf(f, "%c%s", sep, name[i]);
             sep = ',';
@@ -346,9 +351,31 @@ static void print_inst(const Plan *p, int i, FILE *f)
     fprintf(f, "  # %s\n", source_where(x->loc));
 }
 
-/* One line per instruction: phase, kind, name, operands -> results, reason, place. */
+static void print_func(const Plan *p, const Func *x, int calls, FILE *f)
+{
+    fprintf(f, "# %s", step_word[x->kind]);
+    if (p->is.nslices > 1 && x->kind < STEP_SYNC)
+        fprintf(f, ", slice %d", x->slice);
+    if (p->is.chunks > 1 && x->kind < STEP_SYNC)
+        fprintf(f, ", chunk %d", x->chunk);
+    fprintf(f, ": %s, %s a step\n", plural(x->end - x->first, "instruction"),
+            plural(calls, "call"));
+    for (int i = x->first; i < x->end; i++)
+        print_inst(p, i, f);
+}
+
+/* Of every stage, function by function; one line per instruction: phase, kind, name,
+ * operands -> results, reason, place. */
 void print_insts(const Plan *p, FILE *f)
 {
-    for (int i = 0; i < p->insts.n; i++)
-        print_inst(p, i, f);
+    for (int r = 0; r < p->is.stages; r++) {
+        const Plan *s = plan_stage(p, r);
+        int *calls = NEWN(int, s->funcs.n + 1);
+        for (int i = 0; i < s->calls.n; i++)
+            calls[s->calls.at[i].func]++;
+        if (p->is.stages > 1)
+            fprintf(f, "# stage %d\n", r);
+        for (int i = 0; i < s->funcs.n; i++)
+            print_func(s, &s->funcs.at[i], calls[i], f);
+    }
 }

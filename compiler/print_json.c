@@ -2,9 +2,10 @@
  * print_json.c - `teracube plan --json`: one object with the keys of design.md
  * section 8. Figures that need a cost model are null.
  *
- * Bytes and counts are of one rank; collectives give bytes received per call.
+ * Bytes and counts are of one rank of the stage named; collectives give bytes received
+ * per call (send: sent), and how many calls all passes of a step make. A tensor names
+ * the first stage that has it in `stage` and all in `stages`.
  */
-#include "predict.h"
 #include "print.h"
 
 /* ---- writing JSON: commas and quotes are seen to here ---------------------------- */
@@ -103,6 +104,8 @@ static void axes(Json *j, const char *name, const Plan *p, Axes a, int rep)
 {
     a = print_axes(p, a, rep);
     begin(j, name, '[');
+    if (a & AX_STAGE)
+        text(j, NULL, "stage");
     if (a & AX_DATA)
         text(j, NULL, "data");
     if (a & AX_X)
@@ -206,13 +209,12 @@ static void json_mesh(Json *j, const Plan *p)
 
 static void json_layout(Json *j, const Plan *p)
 {
-    static const char *const attention[] = { "local", "gather", "exchange" };
     const Choices *is = &p->is;
     const PlanSpec *s = &p->config->plan;
     begin(j, "layout", '{');
     integer(j, "data", is->data);
     integer(j, "pipeline", is->stages);
-    integer(j, "chunks", s->chunks.set ? (int)s->chunks.v : 1);
+    integer(j, "chunks", is->chunks);
     begin(j, "cube", '[');
     integer(j, NULL, is->x);
     integer(j, NULL, is->y);
@@ -224,29 +226,22 @@ static void json_layout(Json *j, const Plan *p)
     if (q)
         for (int i = 0; i < q->feed.k; i++)
             integer(j, NULL, q->feed.slice[i]);
-    else if (s->slices_kind == SLICES_LIST && s->slices.n > 0)
-        for (int i = 0; i < s->slices.n; i++)
-            integer(j, NULL, s->slices.at[i]);
     else
         integer(j, NULL, is->sequence);
     end(j, ']');
     text(j, "schedule", s->schedule.v ? s->schedule.v : "1f1b");
-    text(j, "recompute", s->recompute.v ? s->recompute.v : "none");
+    text(j, "recompute", print_recompute(p));
     integer(j, "zero", is->zero);
     begin(j, "turns", '[');
     if (q)
         for (int i = 0; i < q->P * q->v; i++)
             integer(j, NULL, q->section[i].turns);
-    else if (s->turns.n)
-        for (int i = 0; i < s->turns.n; i++)
-            integer(j, NULL, s->turns.at[i]);
     else
         integer(j, NULL, p->layers);
     end(j, ']');
-    text(j, "attention", attention[is->attention]);
+    text(j, "attention", attention_word[is->attention]);
     text(j, "rows", is->balanced ? "balanced" : "plain");
-    text(j, "keep", is->keep_inputs ? (is->keep_weights ? "both" : "inputs")
-                                    : (is->keep_weights ? "weights" : "none"));
+    text(j, "keep", print_keep(is));
     text(j, "vectors", is->shard_vectors ? "sharded" : "whole");
     end(j, '}');
 }
@@ -280,7 +275,7 @@ static void json_predicted(Json *j, const Plan *p)
 }
 
 /* Stages of a plan on paper. */
-static void json_stages(Json *j, const Pipeline *q)
+static void json_estimates(Json *j, const Pipeline *q)
 {
     for (int r = 0; r < q->P; r++) {
         const StageMemory *m = &q->memory[r];
@@ -301,138 +296,177 @@ static void json_stages(Json *j, const Pipeline *q)
     }
 }
 
-static void json_schedule(Json *j, const Pipeline *q)
+static void json_step(Json *j, const Step *u)
+{
+    begin(j, NULL, '{');
+    text(j, "kind", step_word[u->kind]);
+    integer(j, "microbatch", u->microbatch);
+    integer(j, "slice", u->slice);
+    integer(j, "chunk", u->chunk);
+    end(j, '}');
+}
+
+/* What the stages' step tables call, but for what comes before the first pass. */
+static void json_schedule(Json *j, const Plan *p)
 {
     begin(j, "schedule", '[');
-    for (int r = 0; r < q->P; r++) {
+    for (int r = 0; r < p->is.stages; r++) {
+        const Plan *s = plan_stage(p, r);
+        const Steps *paper = s->calls.n ? NULL : &p->pipeline->schedule.stage[r];
         begin(j, NULL, '{');
         integer(j, "stage", r);
         begin(j, "steps", '[');
-        for (int i = 0; i < q->schedule.stage[r].n; i++) {
-            const Step *u = &q->schedule.stage[r].at[i];
-            begin(j, NULL, '{');
-            text(j, "kind", step_word[u->kind]);
-            integer(j, "microbatch", u->microbatch);
-            integer(j, "slice", u->slice);
-            integer(j, "chunk", u->chunk);
-            end(j, '}');
-        }
+        for (int i = 0; i < s->calls.n; i++)
+            if (s->calls.at[i].step.kind != STEP_BEGIN)
+                json_step(j, &s->calls.at[i].step);
+        for (int i = 0; paper && i < paper->n; i++)
+            json_step(j, &paper->at[i]);
         end(j, ']');
         end(j, '}');
     }
     end(j, ']');
 }
 
-static void json_memory(Json *j, const Plan *p)
+static void json_stage(Json *j, const Plan *s)
 {
-    Peak peak = print_peak(p);
-    int64_t room = p->is.room_bytes;
-    begin(j, "memory", '{');
-    integer(j, "device_bytes", room);
-    begin(j, "stages", '[');
-    if (p->pipeline && p->insts.n == 0) {
-        json_stages(j, p->pipeline);
-        end(j, ']');
-        end(j, '}');
-        return;
-    }
+    Peak peak = print_peak(s);
     begin(j, NULL, '{');
-    integer(j, "stage", 0);
+    integer(j, "stage", s->stage);
     integer(j, "parameters", peak.bytes[BUF_PARAMS]);
     integer(j, "gradients", peak.bytes[BUF_GRADS]);
     integer(j, "optimizer", peak.bytes[BUF_MOMENTS]);
     integer(j, "activations", peak.bytes[BUF_ACTIVATION]);
-    integer(j, "keys_values", 0);
+    integer(j, "keys_values", peak.keys_values);
     integer(j, "gathered", peak.bytes[BUF_GATHERED]);
     integer(j, "logits", peak.bytes[BUF_LOGITS]);
-    integer(j, "workspace", peak.bytes[BUF_WORK] + (p->block_bytes - peak.sum));   // and gaps
+    integer(j, "workspace", peak.bytes[BUF_WORK] + (s->block_bytes - peak.sum));   // and gaps
     integer(j, "library", 0);
-    integer(j, "peak", p->block_bytes);
-    integer(j, "free", room - p->block_bytes);
+    integer(j, "peak", s->block_bytes);
+    integer(j, "free", s->is.room_bytes - s->block_bytes);
+    integer(j, "units", peak.units);
     end(j, '}');
+}
+
+static void json_memory(Json *j, const Plan *p)
+{
+    begin(j, "memory", '{');
+    integer(j, "device_bytes", p->is.room_bytes);
+    begin(j, "stages", '[');
+    if (p->pipeline && p->insts.n == 0)
+        json_estimates(j, p->pipeline);
+    else
+        for (int r = 0; r < p->is.stages; r++)
+            json_stage(j, plan_stage(p, r));
     end(j, ']');
     end(j, '}');
 }
 
-/* Bytes of an instruction's results that stay until the backward part. */
-static int64_t saved_bytes(const Plan *p, const Inst *x)
+/* Bytes of an instruction's results that stay until the backward part, which is from `back`. */
+static int64_t saved_bytes(const Plan *p, const Inst *x, InstId back)
 {
     int64_t sum = 0;
-    InstId back = 0;
-    while (back < p->insts.n && p->insts.at[back].phase == PHASE_FORWARD)
-        back++;
     for (int i = 0; i < x->nout; i++) {
         const Value *v = &p->values.at[x->out[i]];
         if (v->buffer == NONE)
             continue;
         const Buffer *b = &p->buffers.at[v->buffer];
         if (b->class == BUF_ACTIVATION && b->last >= back)
-            sum += v->rows * v->cols * print_real_bytes(p);
+            sum += v->rows * v->cols * dtype_bytes(p, b->dtype);
     }
     return sum;
 }
 
-/* Local matrix products and kernels of the forward part; equal turns once. */
-static void json_operators(Json *j, const Plan *p)
+typedef struct { const Inst *x; const char *name; int64_t count; } Operator;
+
+static double product_bytes(const Plan *p, const Inst *x)
 {
-    typedef struct { const Inst *x; const char *name; int count; } Entry_;
-    VEC(Entry_) list = { 0 };
+    double sum = 0;
+    const int64_t size[] = { x->m * x->k, x->k * x->n, x->m * x->n };
+    for (int i = 0; i < 3; i++) {
+        BufferId b = p->values.at[i < 2 ? x->in[i] : x->out[0]].buffer;
+        sum += (double)(size[i] * dtype_bytes(p, b == NONE ? D_REAL : p->buffers.at[b].dtype));
+    }
+    return sum;
+}
+
+static void json_operator(Json *j, const Plan *p, const Operator *o, InstId back)
+{
+    const Inst *x = o->x;
+    begin(j, NULL, '{');
+    text(j, "name", o->name);
+    text(j, "source", source_where(x->loc));
+    integer(j, "stage", p->stage);
+    if (x->kind == I_GEMM) {
+        integer(j, "m", x->m);
+        integer(j, "n", x->n);
+        integer(j, "k", x->k);
+        real(j, "flops", 2 * (double)x->m * (double)x->n * (double)x->k);
+        real(j, "bytes", product_bytes(p, x));
+    } else {
+        static const char *const none[] = { "m", "n", "k", "flops", "bytes" };
+        for (int q = 0; q < 5; q++)
+            null(j, none[q]);
+    }
+    null(j, "forward_s");
+    null(j, "backward_s");
+    integer(j, "saved_bytes", saved_bytes(p, x, back));
+    integer(j, "count", o->count);
+    end(j, '}');
+}
+
+/* Local matrix products and kernels of a stage's forward part; equal turns once. */
+static void json_stage_operators(Json *j, const Plan *p)
+{
+    VEC(Operator) list = { 0 };
     Map *seen = map_new();
-    for (int i = 0; i < p->insts.n; i++) {
+    const int *counts = print_counts(p);
+    InstId back = 0;
+    while (back < p->insts.n && p->insts.at[back].phase == PHASE_FORWARD)
+        back++;
+    for (int i = 0; i < back; i++) {
         const Inst *x = &p->insts.at[i];
-        if (x->phase != PHASE_FORWARD || x->kind == I_COLL || x->kind == I_COPY ||
-            x->kind == I_ZERO || x->kind == I_MERGE || x->kind == I_COUNT)
+        if (x->kind == I_COLL || x->kind == I_COPY || x->kind == I_ZERO || x->kind == I_MERGE ||
+            x->kind == I_COUNT)
             continue;
         const char *name = print_turnless(x->name, print_turn(p, x));
         const char *k = str_fmt("%s %d %" PRId64 " %" PRId64 " %" PRId64, name, x->kind, x->m,
                                 x->n, x->k);
         int at = map_get(seen, k);
         if (at >= 0) {
-            list.at[at].count += print_passes(p);
+            list.at[at].count += counts[i];
             continue;
         }
         map_put(seen, k, list.n);
-        Entry_ e = { x, name, print_passes(p) };
+        Operator e = { x, name, counts[i] };
         vec_add(&list, e);
     }
+    for (int i = 0; i < list.n; i++)
+        json_operator(j, p, &list.at[i], back);
+}
+
+static void json_operators(Json *j, const Plan *p)
+{
     begin(j, "operators", '[');
-    for (int i = 0; i < list.n; i++) {
-        const Inst *x = list.at[i].x;
-        double m = (double)x->m, n = (double)x->n, k = (double)x->k;
-        begin(j, NULL, '{');
-        text(j, "name", list.at[i].name);
-        text(j, "source", source_where(x->loc));
-        integer(j, "stage", 0);
-        if (x->kind == I_GEMM) {
-            integer(j, "m", x->m);
-            integer(j, "n", x->n);
-            integer(j, "k", x->k);
-            real(j, "flops", 2 * m * n * k);
-            real(j, "bytes", (m * k + k * n + m * n) * (double)print_real_bytes(p));
-        } else {
-            static const char *const none[] = { "m", "n", "k", "flops", "bytes" };
-            for (int q = 0; q < 5; q++)
-                null(j, none[q]);
-        }
-        null(j, "forward_s");
-        null(j, "backward_s");
-        integer(j, "saved_bytes", saved_bytes(p, x));
-        integer(j, "count", list.at[i].count);
-        end(j, '}');
-    }
+    for (int r = 0; r < p->is.stages; r++)
+        json_stage_operators(j, plan_stage(p, r));
     end(j, ']');
 }
 
-static const char *dtype_word(const Plan *p)
+/* How a buffer's numbers are stored. */
+static const char *stored_word(const Plan *p, BufferId b)
 {
-    static const char *const word[] = { "fp64", "fp32", "bf16", "fp16", "fp8" };
-    return word[p->is.precision];
+    bool narrow = p->is.precision != PREC_FP64 && p->is.precision != PREC_FP32;
+    DType d = b < p->buffers.n ? p->buffers.at[b].dtype : D_REAL;
+    return d == D_BF16 ? "bf16" : narrow ? "fp32" : precision_word[p->is.precision];
 }
 
 static void json_param(Json *j, const Plan *p, int w)
 {
     const Param *a = &p->params.at[w];
-    ParamHome h = print_param_home(p, w);
+    ParamHome h = { 0 };
+    int first = 0;
+    for (; first < p->is.stages && h.unit == NULL; first++)
+        h = print_param_home(plan_stage(p, first), w);
     if (h.unit == NULL)
         return;
     const ParamUnit *u = h.unit;
@@ -443,7 +477,7 @@ static void json_param(Json *j, const Plan *p, int w)
         integer(j, NULL, a->rows);
     integer(j, NULL, a->width);
     end(j, ']');
-    text(j, "dtype", dtype_word(p));
+    text(j, "dtype", stored_word(p, THE_PARAMS));
     begin(j, "layout", '{');
     axes(j, "rows", p, u->row_axis, u->rep);
     axes(j, "columns", p, u->col_axis, u->rep);
@@ -455,8 +489,13 @@ static void json_param(Json *j, const Plan *p, int w)
         integer(j, NULL, h.rows);
     integer(j, NULL, h.cols);
     end(j, ']');
-    integer(j, "local_bytes", h.elements * print_real_bytes(p));
-    integer(j, "stage", 0);
+    integer(j, "local_bytes", h.elements * print_param_bytes(p));
+    integer(j, "stage", first - 1);
+    begin(j, "stages", '[');
+    for (int r = first - 1; r < p->is.stages; r++)
+        if (print_param_home(plan_stage(p, r), w).unit)
+            integer(j, NULL, r);
+    end(j, ']');
     end(j, '}');
 }
 
@@ -464,15 +503,18 @@ static void json_activation(Json *j, const Plan *p, const Value *v)
 {
     const Tensor *t = &p->tensors.at[v->tensor];
     const Layout *l = &v->layout;
+    const RowMap *m = v->rowmap == NONE ? NULL : &p->rowmaps.at[v->rowmap];
+    int64_t tokens = p->is.nslices > 1 && m ? 0 : p->is.sequence;
+    for (int i = 0; tokens == 0 && i < m->nslices; i++)
+        tokens += p->is.slice[m->first + i];
     Axes all = AX_X | AX_YK | AX_Z | (l->rep > 1 ? AX_YR : 0);
     begin(j, NULL, '{');
     text(j, "name", t->name);
     begin(j, "shape", '[');
-    integer(j, NULL, p->is.batch / (p->is.microbatch * p->is.data) > 1
-                   ? p->is.T * p->is.data : p->is.batch * p->is.sequence);
+    integer(j, NULL, p->is.microbatch * p->is.data * tokens);      // of one pass
     integer(j, NULL, t->width);
     end(j, ']');
-    text(j, "dtype", dtype_word(p));
+    text(j, "dtype", stored_word(p, v->buffer));
     begin(j, "layout", '{');
     axes(j, "rows", p, l->rows | AX_DATA, l->rep);
     axes(j, "columns", p, l->cols, l->rep);
@@ -482,43 +524,55 @@ static void json_activation(Json *j, const Plan *p, const Value *v)
     integer(j, NULL, v->rows);
     integer(j, NULL, v->cols);
     end(j, ']');
-    integer(j, "local_bytes", v->rows * v->cols * print_real_bytes(p));
-    integer(j, "stage", 0);
+    integer(j, "local_bytes", v->rows * v->cols * dtype_bytes(p, p->buffers.at[v->buffer].dtype));
+    integer(j, "stage", p->stage);
+    begin(j, "stages", '[');
+    integer(j, NULL, p->stage);
+    end(j, ']');
     end(j, '}');
 }
 
-/* Parameters, then activations in the layout they are made in; names are unique. */
+/* Is v to be shown: rows that are kept or handed on, whole? */
+static bool is_activation(const Plan *p, const Value *v)
+{
+    return v->unit == NONE && v->tensor != NONE && !v->layout.partial && v->buffer != NONE &&
+           p->tensors.at[v->tensor].kind == T_ROWS &&
+           p->buffers.at[v->buffer].class == BUF_ACTIVATION;
+}
+
+/* Parameters, then activations in the layout they are made in, by the first stage and in the
+ * first slice that make them; names are unique. */
 static void json_tensors(Json *j, const Plan *p)
 {
     begin(j, "tensors", '[');
     for (int w = 0; w < p->params.n; w++)
         json_param(j, p, w);
     Map *done = map_new();
-    for (int i = 0; i < p->insts.n && p->insts.at[i].phase == PHASE_FORWARD; i++)
-        for (int k = 0; k < p->insts.at[i].nout; k++) {
-            const Value *v = &p->values.at[p->insts.at[i].out[k]];
-            if (v->unit != NONE || v->tensor == NONE || v->layout.partial || v->buffer == NONE ||
-                map_get(done, p->tensors.at[v->tensor].name) >= 0 ||
-                p->tensors.at[v->tensor].kind != T_ROWS ||
-                p->buffers.at[v->buffer].class != BUF_ACTIVATION)
-                continue;
-            map_put(done, p->tensors.at[v->tensor].name, 1);
-            json_activation(j, p, v);
-        }
+    for (int r = 0; r < p->is.stages; r++) {
+        const Plan *s = plan_stage(p, r);
+        for (int i = 0; i < s->insts.n && s->insts.at[i].phase == PHASE_FORWARD; i++)
+            for (int k = 0; k < s->insts.at[i].nout; k++) {
+                const Value *v = &s->values.at[s->insts.at[i].out[k]];
+                if (!is_activation(s, v) || map_get(done, s->tensors.at[v->tensor].name) >= 0)
+                    continue;
+                map_put(done, s->tensors.at[v->tensor].name, 1);
+                json_activation(j, s, v);
+            }
+    }
     end(j, ']');
 }
 
-static void json_collectives(Json *j, const Plan *p)
+static void json_stage_collectives(Json *j, const Plan *p)
 {
     static const char *const phase[] = { "forward", "backward", "sync", "optimizer" };
-    Traffics all = print_traffic(p);
-    begin(j, "collectives", '[');
+    Traffics all = print_traffic(p, true);
     for (int i = 0; i < all.n; i++) {
         const Traffic *t = &all.at[i];
         const Inst *c = t->inst;
+        bool transfer = c->coll == COLL_SEND || c->coll == COLL_RECV;
         begin(j, NULL, '{');
         text(j, "kind", coll_word[c->coll]);
-        axes(j, "axes", p, c->axes, c->rep);
+        axes(j, "axes", p, transfer ? AX_STAGE : c->axes, c->rep);
         integer(j, "group_size", t->size);
         text(j, "tensor", t->tensor);
         real(j, "bytes", t->bytes);
@@ -530,9 +584,18 @@ static void json_collectives(Json *j, const Plan *p)
         text(j, "phase", phase[c->phase]);
         text(j, "reason", t->reason);
         text(j, "source", source_where(c->loc));
-        integer(j, "stage", 0);
+        integer(j, "stage", p->stage);
+        if (transfer)
+            integer(j, "peer", c->peer);
         end(j, '}');
     }
+}
+
+static void json_collectives(Json *j, const Plan *p)
+{
+    begin(j, "collectives", '[');
+    for (int r = 0; r < p->is.stages; r++)
+        json_stage_collectives(j, plan_stage(p, r));
     end(j, ']');
 }
 
@@ -548,8 +611,8 @@ void print_json(const Plan *p, bool schedule, FILE *f)
     json_operators(j, p);
     json_tensors(j, p);
     json_collectives(j, p);
-    if (schedule && p->pipeline)
-        json_schedule(j, p->pipeline);
+    if (schedule)
+        json_schedule(j, p);
     end(j, '}');
     fputc('\n', f);
 }

@@ -2,10 +2,10 @@
  * print_page.c - `teracube plan`: the page a person reads at a glance, then the
  * tables behind it, then the resolved plan block, which can be pasted back.
  *
- * Bytes of collectives are those that one rank receives. The step is predicted where
- * a cluster was given (pipeline.c).
+ * Bytes of collectives are those that one rank receives (of a send: sends). With stages
+ * every table says whose it is; neighbours that look the same are one entry, "1-6".
+ * The step is predicted where a cluster was given, and for pipelines (pipeline.c).
  */
-#include "predict.h"
 #include "print.h"
 
 static const char *or_dash(const char *s) { return s && *s ? s : "-"; }
@@ -15,6 +15,13 @@ static const char *axes_text(const Plan *p, Axes a, int rep)
     return or_dash(axes_word(print_axes(p, a, rep), rep));
 }
 
+static bool is_transfer(const Inst *c) { return c->coll == COLL_SEND || c->coll == COLL_RECV; }
+
+static const char *group_text(const Plan *p, const Inst *c)
+{
+    return is_transfer(c) ? "stage" : axes_text(p, c->axes, c->rep);
+}
+
 /* "h.*.ln_1: all-gather over y" -> "h.*.ln_1": the kind is said beside it. */
 static const char *subject(const char *name)
 {
@@ -22,14 +29,28 @@ static const char *subject(const char *name)
     return colon ? str_of(name, (size_t)(colon - name)) : name;
 }
 
-static void heading(FILE *f, const char *title)
+/* What the tables need of a stage. */
+typedef struct { const Plan *p; Traffics traffic; Peak peak; } Stage;
+typedef struct { int n; Stage *at; } Stages;
+
+static Stages find_stages(const Plan *p)
 {
-    fprintf(f, "\n%s\n", title);
+    Stages all = { p->is.stages, NEWN(Stage, p->is.stages) };
+    for (int r = 0; r < all.n; r++) {
+        const Plan *s = plan_stage(p, r);
+        all.at[r] = (Stage){ s, print_traffic(s, false), print_peak(s) };
+    }
+    return all;
+}
+
+static const char *range_text(int from, int to)
+{
+    return from == to ? str_fmt("%d", from) : str_fmt("%d-%d", from, to);
 }
 
 /* ---- at a glance -------------------------------------------------------------- */
 
-static const char *count_text(int64_t n)
+static const char *number_text(int64_t n)
 {
     if (n >= 1000000000)
         return str_fmt("%.2f billion", (double)n / 1e9);
@@ -38,127 +59,222 @@ static const char *count_text(int64_t n)
     return str_fmt("%" PRId64, n);
 }
 
-static const char *layout_line(const Plan *p)
-{
-    const Choices *is = &p->is;
-    return str_fmt("data %d, cube [%d, %d, %d]", is->data, is->x, is->y, is->z);
-}
-
-static void print_traffic_line(const Plan *p, const Traffics *all, FILE *f)
+static double received(const Stage *s)
 {
     double sum = 0;
+    for (int i = 0; i < s->traffic.n; i++)
+        if (s->traffic.at[i].inst->coll != COLL_SEND)
+            sum += s->traffic.at[i].sum;
+    return sum;
+}
+
+static void print_traffic_line(const Stages *all, FILE *f)
+{
+    const Stage *s = &all->at[0];
     const Traffic *most = NULL;
-    for (int i = 0; i < all->n; i++) {
-        const Traffic *t = &all->at[i];
-        sum += t->bytes * t->calls;
-        if (most == NULL || t->bytes * t->calls > most->bytes * most->calls)
+    for (int r = 1; r < all->n; r++)
+        if (received(&all->at[r]) > received(s))
+            s = &all->at[r];
+    for (int i = 0; i < s->traffic.n; i++) {
+        const Traffic *t = &s->traffic.at[i];
+        if (t->inst->coll != COLL_SEND && (most == NULL || t->sum > most->sum))
             most = t;
     }
     if (most == NULL) {
         fprintf(f, "  traffic   none: one rank has everything\n");
         return;
     }
-    fprintf(f, "  traffic   %s received by a rank in a step\n", str_bytes(sum));
+    fprintf(f, "  traffic   %s received by a rank%s in a step\n", str_bytes(received(s)),
+            all->n > 1 ? str_fmt(" of stage %d", s->p->stage) : "");
     const Inst *c = most->inst;
-    fprintf(f, "  largest   %s over %s, %s in %d call%s: %s (%s)\n", coll_word[c->coll],
-            axes_text(p, c->axes, c->rep), str_bytes(most->bytes * most->calls), most->calls,
-            most->calls > 1 ? "s" : "", subject(most->name), source_where(c->loc));
+    fprintf(f, "  largest   %s over %s, %s in %s: %s (%s)\n", coll_word[c->coll],
+            group_text(s->p, c), str_bytes(most->sum), plural(most->calls, "call"),
+            subject(most->name), source_where(c->loc));
 }
 
-static void print_glance(const Plan *p, const Traffics *all, FILE *f)
+static void print_memory_line(const Plan *p, const Stages *all, FILE *f)
+{
+    const Stage *worst = &all->at[0];
+    double together = 0;
+    int each = plan_ranks(p) / all->n;
+    for (int r = 0; r < all->n; r++) {
+        const Stage *s = &all->at[r];
+        together += (double)s->p->block_bytes * each;
+        worst = s->p->block_bytes > worst->p->block_bytes ? s : worst;
+    }
+    const Inst *at = worst->peak.at < worst->p->insts.n ? &worst->p->insts.at[worst->peak.at] : NULL;
+    fprintf(f, "  memory    %s a rank%s at its peak", str_bytes((double)worst->p->block_bytes),
+            all->n > 1 ? str_fmt(" of stage %d", worst->p->stage) : "");
+    if (plan_ranks(p) > 1)
+        fprintf(f, ", %s together", str_bytes(together));
+    if (at)
+        fprintf(f, "; most in %s (%s)", at->name, source_where(at->loc));
+    fprintf(f, "\n");
+}
+
+/* The schedule decides how many units are in flight, most of all on the first stage. */
+static void print_other_schedule(const Plan *p, FILE *f)
+{
+    ScheduleKind kind = p->pipeline->schedule.kind;
+    ScheduleKind other = kind == SCHEDULE_1F1B ? SCHEDULE_GPIPE : SCHEDULE_1F1B;
+    fprintf(f, "  schedule  %s: %s at the peak of stage 0; %s: %s, laid out the same way\n",
+            schedule_word[kind], str_bytes((double)p->block_bytes), schedule_word[other],
+            str_bytes((double)print_block_under(p, 0, other)));
+}
+
+static void print_glance(const Plan *p, const Stages *all, FILE *f)
 {
     const Choices *is = &p->is;
-    int ranks = plan_ranks(p);
-    Peak peak = print_peak(p);
-    fprintf(f, "%s: %s on %d rank%s, %" PRId64 " sequences of %" PRId64 " tokens in a step\n",
-            p->model_name ? p->model_name : "model", layout_line(p), ranks, ranks > 1 ? "s" : "",
-            is->batch, is->sequence);
-    fprintf(f, "  model     %s parameters, %d turns, %s\n", count_text(print_parameters(p)),
-            p->layers, is->precision == PREC_FP64 ? "fp64" : is->precision == PREC_FP32 ? "fp32"
-            : is->precision == PREC_BF16 ? "bf16" : "16 bits or fewer");
-    fprintf(f, "  memory    %s a rank at its peak", str_bytes((double)p->block_bytes));
-    if (ranks > 1)
-        fprintf(f, ", %s together", str_bytes((double)p->block_bytes * ranks));
-    if (peak.at < p->insts.n)
-        fprintf(f, "; most in %s (%s)", p->insts.at[peak.at].name,
-                source_where(p->insts.at[peak.at].loc));
-    fprintf(f, "\n");
-    print_traffic_line(p, all, f);
     const Pipeline *q = p->pipeline;
+    fprintf(f, "%s: %s on %s, %s of %s in a step\n", p->model_name ? p->model_name : "model",
+            plan_line(p), plural(plan_ranks(p), "rank"), plural(is->batch, "sequence"),
+            plural(is->sequence, "token"));
+    fprintf(f, "  model     %s parameters, %s, %s\n", number_text(print_parameters(p)),
+            plural(p->layers, "turn"), precision_word[is->precision]);
+    if (q && (q->P > 1 || q->feed.k > 1))
+        print_feed(q, f);
     if (q)
-        fprintf(f, "  step      %s predicted, %.4g tokens/s, mfu %.1f %%; compute %s, x %s, y %s, "
-                "z %s, data %s, optimizer %s\n", str_seconds(q->sim.step_s),
-                q->tokens / q->sim.step_s, 100 * q->mfu, str_seconds(q->sim.part[PART_COMPUTE]),
-                str_seconds(q->sim.part[PART_X]), str_seconds(q->sim.part[PART_Y]),
-                str_seconds(q->sim.part[PART_Z]), str_seconds(q->sim.part[PART_DATA]),
-                str_seconds(q->sim.part[PART_OPTIMIZER]));
-    if (is->refused)
-        fprintf(f, "  note      %s: checked, but not laid out in this version\n", is->refused);
+        print_step(q, f);
+    print_memory_line(p, all, f);
+    if (all->n > 1)
+        print_other_schedule(p, f);
+    print_traffic_line(all, f);
+}
+
+/* ---- stages --------------------------------------------------------------------- */
+
+static void print_stages(const Stages *all, FILE *f)
+{
+    const Pipeline *q = all->at[0].p->pipeline;
+    Table t = { .align = "llrrrrrl" };
+    static const char *const head[] = { "stage", "turns", "forward", "backward", "idle", "units",
+                                        "microbatches", "most of its own in" };
+    if (all->n == 1 || q == NULL)
+        return;
+    for (int i = 0; i < 8; i++)
+        table_cell(&t, "%s", head[i]);
+    for (int r = 0; r < all->n; r++) {
+        const Peak *peak = &all->at[r].peak;
+        const Plan *s = all->at[r].p;
+        const Inst *at = &s->insts.at[peak->at];
+        table_cell(&t, "%d", r);
+        table_cell(&t, "%s", print_stage_turns(q, r));
+        table_cell(&t, "%s", str_seconds(print_longest(q, r, q->timing.forward)));
+        table_cell(&t, "%s", str_seconds(print_longest(q, r, q->timing.backward)));
+        table_cell(&t, "%.1f%%", 100 * (1 - q->sim.busy[r] / q->sim.step_s));
+        table_cell(&t, "%d", peak->units);
+        table_cell(&t, "%d", peak->microbatches);
+        table_cell(&t, "%s", print_turnless(at->name, print_turn(s, at)));
+    }
+    print_heading(f, "stages: turns, the longest unit and idle time as predicted, units and "
+                     "microbatches in flight");
+    table_join(&t);
+    table_print(&t, f);
 }
 
 /* ---- what each axis costs ------------------------------------------------------ */
 
-enum { SHOWN_KINDS = COLL_ALL_TO_ALL + 1 };
-
-static void print_axis_costs(const Plan *p, const Traffics *all, FILE *f)
+static void axis_row(const Stage *s, const Traffic *of, const char *stage, bool *done, Table *t)
 {
-    if (all->n == 0)
-        return;
-    heading(f, "what each axis costs: bytes received by a rank in a step, and calls");
-    fprintf(f, "  %-12s %5s", "axis", "size");
-    for (int k = 0; k < SHOWN_KINDS; k++)
-        fprintf(f, "  %18s", coll_word[k]);
-    fprintf(f, "  %10s\n", "together");
-    bool *done = NEWN(bool, all->n);
-    for (int i = 0; i < all->n; i++) {
-        if (done[i])
+    double bytes[COLL_COUNT] = { 0 }, sum = 0;
+    int64_t calls[COLL_COUNT] = { 0 };
+    const char *group = group_text(s->p, of->inst);
+    for (int j = 0; j < s->traffic.n; j++) {
+        const Traffic *u = &s->traffic.at[j];
+        const Inst *d = u->inst;
+        if (u->size != of->size || strcmp(group_text(s->p, d), group) != 0)
             continue;
-        const Inst *c = all->at[i].inst;
-        double bytes[COLL_COUNT] = { 0 }, sum = 0;
-        int calls[COLL_COUNT] = { 0 };
-        for (int j = i; j < all->n; j++) {
-            const Inst *d = all->at[j].inst;
-            if (d->axes != c->axes || d->rep != c->rep)
-                continue;
-            done[j] = true;
-            bytes[d->coll] += all->at[j].bytes * all->at[j].calls;
-            calls[d->coll] += all->at[j].calls;
-            sum += all->at[j].bytes * all->at[j].calls;
-        }
-        fprintf(f, "  %-12s %5" PRId64, axes_text(p, c->axes, c->rep), all->at[i].size);
-        for (int k = 0; k < SHOWN_KINDS; k++)
-            fprintf(f, "  %18s", calls[k] == 0 ? "-"
-                    : str_fmt("%s in %d", str_bytes(bytes[k]), calls[k]));
-        fprintf(f, "  %10s\n", str_bytes(sum));
+        done[j] = true;
+        bytes[d->coll] += u->sum;
+        calls[d->coll] += u->calls;
+        sum += d->coll == COLL_SEND ? 0 : u->sum;
     }
+    table_cell(t, "%s", stage);
+    table_cell(t, "%s", group);
+    table_cell(t, "%" PRId64, of->size);
+    for (int k = 0; k < COLL_COUNT; k++)
+        table_cell(t, "%s", calls[k] == 0 ? "-"
+                   : str_fmt("%s in %" PRId64, str_bytes(bytes[k]), calls[k]));
+    table_cell(t, "%s", str_bytes(sum));
+}
+
+static void axis_rows(const Stage *s, const char *stage, Table *t)
+{
+    bool *done = NEWN(bool, s->traffic.n + 1);
+    for (int i = 0; i < s->traffic.n; i++)
+        if (!done[i])
+            axis_row(s, &s->traffic.at[i], stage, done, t);
+}
+
+static bool same_axes(const Stage *a, const Stage *b)
+{
+    Table x = { 0 }, y = { 0 };
+    axis_rows(a, "", &x);
+    axis_rows(b, "", &y);
+    return x.cells.n == y.cells.n &&
+           (x.cells.n == 0 ||
+            memcmp(x.cells.at, y.cells.at, sizeof *x.cells.at * (size_t)x.cells.n) == 0);
+}
+
+static void print_axis_costs(const Stages *all, FILE *f)
+{
+    Table t = { .align = "llrrrrrrrrr" };
+    bool any = false;
+    table_cell(&t, "stage");
+    table_cell(&t, "axis");
+    table_cell(&t, "size");
+    for (int k = 0; k < COLL_COUNT; k++)
+        table_cell(&t, "%s", coll_word[k]);
+    table_cell(&t, "together");
+    for (int r = 0; r < all->n;) {
+        int to = r;
+        while (to + 1 < all->n && same_axes(&all->at[r], &all->at[to + 1]))
+            to++;
+        any |= all->at[r].traffic.n > 0;
+        axis_rows(&all->at[r], all->n > 1 ? range_text(r, to) : "-", &t);
+        r = to + 1;
+    }
+    if (!any)
+        return;
+    print_heading(f, all->n > 1 ? "what each axis costs: bytes received (send: sent) by a rank in "
+                  "a step, and calls" : "what each axis costs: bytes received by a rank in a step, "
+                  "and calls");
+    table_print(&t, f);
 }
 
 /* ---- layouts and choices -------------------------------------------------------- */
 
-static void print_layouts(const Plan *p, FILE *f)
+static void layout_row(const Plan *p, Table *t, const char *what, Axes rows, Axes cols,
+                       int64_t ways, int64_t T)
 {
-    int64_t T = p->is.T;
-    heading(f, "layouts");
-    fprintf(f, "  %-34s %-12s %-12s %s\n", "tensor", "rows by", "columns by", "rows on a rank");
-    fprintf(f, "  %-34s %-12s %-12s %" PRId64 " of %" PRId64 " tokens\n", "A  residual stream",
-            axes_text(p, AX_X | AX_YK, 1), axes_text(p, AX_Z, 1), T / p->is.x / p->is.y, T);
-    fprintf(f, "  %-34s %-12s %-12s %" PRId64 " of %" PRId64 " tokens\n",
-            "B  inside a pair of linears", axes_text(p, AX_X | AX_Z, 1), axes_text(p, AX_YK, 1),
-            T / p->is.x / p->is.z, T);
-    fprintf(f, "  %-34s %-12s %s\n", "matrices entered in A",
-            axes_text(p, AX_Z, 1), axes_text(p, AX_YK, 1));
-    fprintf(f, "  %-34s %-12s %s\n", "matrices entered in B, tables",
-            axes_text(p, AX_YK, 1), axes_text(p, AX_Z, 1));
-    if (p->is.x > 1)
-        fprintf(f, "  a matrix's block on a rank, flattened, is spread over x\n");
+    table_cell(t, "%s", what);
+    table_cell(t, "%s", axes_text(p, rows, 1));
+    table_cell(t, "%s", axes_text(p, cols, 1));
+    table_cell(t, "%s", ways ? str_fmt("%" PRId64 " of %" PRId64 " tokens", T / ways, T) : "-");
 }
 
-static const char *const attention_word[] = { "local", "gather", "exchange" };
-
-static const char *keep_word(const Choices *is)
+static void print_layouts(const Plan *p, FILE *f)
 {
-    return is->keep_inputs ? (is->keep_weights ? "both" : "inputs")
-                           : (is->keep_weights ? "weights" : "none");
+    const Choices *is = &p->is;
+    Table t = { .align = "llll" };
+    int64_t longest = is->slice && is->nslices ? is->slice[0] : is->sequence;
+    for (int i = 1; i < is->nslices; i++)
+        longest = is->slice[i] > longest ? is->slice[i] : longest;
+    int64_t T = is->microbatch * longest;
+    table_cell(&t, "tensor");
+    table_cell(&t, "rows by");
+    table_cell(&t, "columns by");
+    table_cell(&t, is->nslices > 1 ? "rows on a rank, of the longest slice" : "rows on a rank");
+    layout_row(p, &t, "A  residual stream", AX_X | AX_YK, AX_Z, is->x * is->y, T);
+    layout_row(p, &t, "B  inside a pair of linears", AX_X | AX_Z, AX_YK, is->x * is->z, T);
+    if (is->y * is->z > 1) {
+        layout_row(p, &t, "matrices entered in A", AX_Z, AX_YK, 0, T);
+        layout_row(p, &t, "matrices entered in B, tables", AX_YK, AX_Z, 0, T);
+    }
+    print_heading(f, "layouts");
+    table_print(&t, f);
+    if (is->x > 1)
+        fprintf(f, "  a matrix's block on a rank, flattened, is spread over x\n");
 }
 
 static void print_choice(FILE *f, const char *what, const char *why)
@@ -167,101 +283,243 @@ static void print_choice(FILE *f, const char *what, const char *why)
         fprintf(f, "  %-24s %s\n", what, why);
 }
 
+static const char *zero_why(const Choices *is)
+{
+    static const char *const split[] = { "moments", "moments and gradients",
+                                         "moments, gradients and parameters" };
+    return is->data == 1 ? NULL : is->zero == 0 ? "every replica keeps everything"
+        : str_fmt("%s are split over the %d replicas", split[is->zero - 1], is->data);
+}
+
+static const char *recompute_why(const Choices *is)
+{
+    if (is->recompute == RECOMPUTE_NONE)
+        return is->stages > 1 || is->nslices > 1 ? "what the backward pass needs is kept" : NULL;
+    return is->recompute == RECOMPUTE_ATTENTION ? "attention's results are made again going back"
+        : is->recompute_turns == INT32_MAX ? "what enters a turn is kept, the rest made again"
+        : str_fmt("what enters one of a stage's first %s is kept, the rest made again",
+                  plural(is->recompute_turns, "turn"));
+}
+
 static void print_choices(const Plan *p, FILE *f)
 {
     const Choices *is = &p->is;
-    heading(f, "choices");
+    print_heading(f, "choices");
     print_choice(f, str_fmt("attention = %s", attention_word[is->attention]), is->attention_why);
-    print_choice(f, str_fmt("keep = %s", keep_word(is)), is->keep_why);
+    print_choice(f, str_fmt("keep = %s", print_keep(is)), is->keep_why);
     print_choice(f, str_fmt("vectors = %s", is->shard_vectors ? "sharded" : "whole"),
                  is->vectors_why);
-    for (int u = 0; u < p->units.n; u++) {
-        const ParamUnit *unit = &p->units.at[u];
-        int64_t pad = unit->pad_rows ? unit->pad_rows : unit->pad_cols;
-        int64_t have = unit->npieces == 0 ? pad
-            : unit->pad_rows ? p->params.at[unit->piece[0].param].rows
-                             : p->params.at[unit->piece[0].param].width;
-        if (pad > have)
-            print_choice(f, "vocab-pads", str_fmt("%s: %" PRId64 " padded to %" PRId64
-                         ", a multiple of y; masked, never stored", unit->name, have, pad));
+    print_choice(f, str_fmt("zero = %d", is->zero), zero_why(is));
+    print_choice(f, str_fmt("recompute = %s", print_recompute(p)), recompute_why(is));
+    for (int r = 0; r < is->stages; r++) {
+        const Plan *s = plan_stage(p, r);
+        for (int u = 0; u < s->units.n; u++) {
+            const ParamUnit *unit = &s->units.at[u];
+            int64_t pad = unit->pad_rows ? unit->pad_rows : unit->pad_cols;
+            int64_t have = unit->npieces == 0 ? pad
+                : unit->pad_rows ? p->params.at[unit->piece[0].param].rows
+                                 : p->params.at[unit->piece[0].param].width;
+            if (pad > have && (unit->first_stage || is->stages == 1))
+                print_choice(f, "vocab-pads", str_fmt("%s: %" PRId64 " padded to %" PRId64
+                             ", a multiple of y; masked, never stored", unit->name, have, pad));
+        }
     }
 }
 
 /* ---- parameters ------------------------------------------------------------------ */
 
-typedef struct { const char *line; int count; double bytes; } Row;
+/* Parameters of repeats that look the same are one row; bit by stage who has them. */
+typedef struct { ParamId w; ParamHome home; int count; bool *stages; } Row;
+typedef VEC(Row) Rows;
+
+static const char *shown_name(const Param *w)
+{
+    return w->turn == NONE ? w->name : print_turnless(w->name, w->turn);
+}
+
+static const char *stages_text(const bool *of, int n)
+{
+    Text t = { 0 };
+    for (int r = 0; r < n;) {
+        int to = r;
+        while (of[r] && to + 1 < n && of[to + 1])
+            to++;
+        if (of[r])
+            text_add(&t, "%s%s", t.n ? ", " : "", range_text(r, to));
+        r = to + 1;
+    }
+    return t.n ? str_of(t.at, t.n) : "-";
+}
+
+static void add_param(const Plan *p, ParamId w, Rows *rows, Map *seen)
+{
+    const Param *a = &p->params.at[w];
+    bool *on = NEWN(bool, p->is.stages);
+    ParamHome home = { 0 };
+    for (int r = 0; r < p->is.stages; r++) {
+        ParamHome h = print_param_home(plan_stage(p, r), w);
+        on[r] = h.unit != NULL;
+        home = home.unit ? home : h;
+    }
+    if (home.unit == NULL)
+        return;
+    const ParamUnit *u = home.unit;
+    const char *key = str_fmt("%s %d %" PRId64 " %" PRId64 " %d %d %d %d %d %" PRId64,
+        shown_name(a), a->kind, a->rows, a->width, u->row_axis, u->col_axis, u->spread, u->repl,
+        u->rep, home.elements);
+    int at = map_get(seen, key);
+    if (at < 0) {
+        map_put(seen, key, rows->n);
+        Row row = { w, home, 1, on };
+        vec_add(rows, row);
+        return;
+    }
+    rows->at[at].count++;
+    for (int r = 0; r < p->is.stages; r++)
+        rows->at[at].stages[r] |= on[r];
+}
 
 static void print_parameters_table(const Plan *p, FILE *f)
 {
-    VEC(Row) rows = { 0 };
+    Rows rows = { 0 };
     Map *seen = map_new();
-    for (int i = 0; i < p->params.n; i++) {
-        const Param *w = &p->params.at[i];
-        ParamHome h = print_param_home(p, i);
-        if (h.unit == NULL)
-            continue;
-        const ParamUnit *u = h.unit;
-        double bytes = (double)h.elements * (double)print_real_bytes(p);
-        const char *shape = w->kind == PARAM_VECTOR ? str_fmt("%" PRId64, w->width)
-            : str_fmt("%" PRId64 " x %" PRId64, w->rows, w->width);
-        const char *line = str_fmt("  %-44s %-14s %-8s %-10s %-8s %-8s %10s",
-            w->turn == NONE ? w->name : print_turnless(w->name, w->turn), shape,
-            axes_text(p, u->row_axis, u->rep), axes_text(p, u->col_axis, u->rep),
-            axes_text(p, u->spread, u->rep), axes_text(p, u->repl, u->rep), str_bytes(bytes));
-        int at = map_get(seen, line);
-        if (at >= 0) {
-            rows.at[at].count++;
-            continue;
-        }
-        map_put(seen, line, rows.n);
-        Row row = { line, 1, bytes };
-        vec_add(&rows, row);
+    for (int i = 0; i < p->params.n; i++)
+        add_param(p, i, &rows, seen);
+    Table t = { .align = "lllllllrr" };
+    static const char *const head[] = { "parameter", "shape", "rows by", "columns by", "spread",
+                                        "kept by", "stages", "on a rank", "times" };
+    for (int i = 0; i < 9; i++)
+        table_cell(&t, "%s", head[i]);
+    for (int i = 0; i < rows.n; i++) {
+        const Row *row = &rows.at[i];
+        const Param *w = &p->params.at[row->w];
+        const ParamUnit *u = row->home.unit;
+        table_cell(&t, "%s", shown_name(w));
+        table_cell(&t, "%s", w->kind == PARAM_VECTOR ? str_fmt("%" PRId64, w->width)
+                   : str_fmt("%" PRId64 " x %" PRId64, w->rows, w->width));
+        table_cell(&t, "%s", axes_text(p, u->row_axis, u->rep));
+        table_cell(&t, "%s", axes_text(p, u->col_axis, u->rep));
+        table_cell(&t, "%s", axes_text(p, u->spread, u->rep));
+        table_cell(&t, "%s", axes_text(p, u->repl, u->rep));
+        table_cell(&t, "%s", p->is.stages > 1 ? stages_text(row->stages, p->is.stages) : "-");
+        table_cell(&t, "%s", str_bytes((double)(row->home.elements * print_param_bytes(p))));
+        table_cell(&t, "%d", row->count);
     }
-    heading(f, "tensors");
-    fprintf(f, "  %-44s %-14s %-8s %-10s %-8s %-8s %10s  %s\n", "parameter", "shape", "rows by",
-            "columns by", "spread", "kept by", "on a rank", "times");
-    for (int i = 0; i < rows.n; i++)
-        fprintf(f, "%s  %d\n", rows.at[i].line, rows.at[i].count);
+    print_heading(f, "tensors");
+    table_print(&t, f);
 }
 
 /* ---- collectives ----------------------------------------------------------------- */
 
-static void print_collectives(const Plan *p, const Traffics *all, FILE *f)
+static const char *size_text(const Traffic *t)
+{
+    const char *least = str_bytes(t->bytes), *most = str_bytes(t->most);
+    return least == most || strcmp(least, most) == 0 ? least : str_fmt("%s to %s", least, most);
+}
+
+static const char *collectives_text(const Stage *s)
 {
     static const char *const phase[] = { "forward", "backward", "gradients", "optimizer" };
-    if (all->n == 0)
-        return;
-    heading(f, "collectives: bytes received by a rank in a call, and calls in a step");
+    const char *reason = NULL;
+    Text out = { 0 };
     for (int ph = 0; ph < 4; ph++) {
         bool any = false;
-        for (int i = 0; i < all->n; i++) {
-            const Traffic *t = &all->at[i];
+        for (int i = 0; i < s->traffic.n; i++) {
+            const Traffic *t = &s->traffic.at[i];
             const Inst *c = t->inst;
             if ((int)c->phase != ph)
                 continue;
             if (!any)
-                fprintf(f, "  %s\n", phase[ph]);
+                text_add(&out, "  %s\n", phase[ph]);
             any = true;
-            fprintf(f, "    %-14s %-8s %3" PRId64 " ranks %10s x %-4d %s (%s)\n",
-                    coll_word[c->coll], axes_text(p, c->axes, c->rep), t->size,
-                    str_bytes(t->bytes), t->calls, subject(t->name), source_where(c->loc));
-            if (t->reason && (i == 0 || t->reason != all->at[i - 1].reason))
-                fprintf(f, "      %s\n", t->reason);
+            text_add(&out, "    %-14s %-10s %3" PRId64 " %s %10s x %-4" PRId64 " %s (%s)\n",
+                     coll_word[c->coll], group_text(s->p, c), t->size,
+                     is_transfer(c) ? "stages" : "ranks", size_text(t), t->calls,
+                     is_transfer(c) ? t->name : subject(t->name), source_where(c->loc));
+            if (t->reason && t->reason != reason)
+                text_add(&out, "      %s\n", t->reason);
+            reason = t->reason;
         }
+    }
+    return out.n ? str_of(out.at, out.n) : "";
+}
+
+static void print_collectives(const Stages *all, FILE *f)
+{
+    const char **text = NEWN(const char *, all->n);
+    bool any = false;
+    for (int r = 0; r < all->n; r++) {
+        text[r] = collectives_text(&all->at[r]);
+        any |= text[r][0] != 0;
+    }
+    if (!any)
+        return;
+    print_heading(f, all->n > 1 ? "collectives: bytes received (send: sent) by a rank in a call, "
+                  "and calls in a step" : "collectives: bytes received by a rank in a call, and "
+                  "calls in a step");
+    for (int r = 0; r < all->n;) {
+        int to = r;
+        while (to + 1 < all->n && text[to + 1] == text[r])
+            to++;
+        if (all->n > 1)
+            fprintf(f, "stage%s %s\n", r == to ? "" : "s", range_text(r, to));
+        fprintf(f, "%s", text[r]);
+        r = to + 1;
     }
 }
 
 /* ---- memory ---------------------------------------------------------------------- */
 
-static void print_memory(const Plan *p, FILE *f)
+static const char *bytes_text(int64_t n) { return n ? str_bytes((double)n) : "-"; }
+
+/* One row per stage. */
+static void print_stage_memory(const Stages *all, FILE *f)
 {
-    Peak peak = print_peak(p);
-    heading(f, "memory of a rank, by class, when the most is alive");
+    static const char *const more[] = { "keys/values", "gaps", "peak", "bytes", "free" };
+    Table t = { .align = "lrrrrrrrrrrrr" };
+    table_cell(&t, "stage");
     for (int c = 0; c < BUF_CLASSES; c++)
-        if (peak.bytes[c] > 0)
-            fprintf(f, "  %-14s %12s\n", buf_class_word[c], str_bytes((double)peak.bytes[c]));
-    if (p->block_bytes > peak.sum)
-        fprintf(f, "  %-14s %12s\n", "gaps", str_bytes((double)(p->block_bytes - peak.sum)));
+        table_cell(&t, "%s", buf_class_word[c]);
+    for (int i = 0; i < 5; i++)
+        table_cell(&t, "%s", more[i]);
+    for (int r = 0; r < all->n; r++) {
+        const Peak *peak = &all->at[r].peak;
+        const Plan *s = all->at[r].p;
+        table_cell(&t, "%s", all->n > 1 ? str_fmt("%d", r) : "-");
+        for (int c = 0; c < BUF_CLASSES; c++)
+            table_cell(&t, "%s", bytes_text(peak->bytes[c]));
+        table_cell(&t, "%s", bytes_text(peak->keys_values));
+        table_cell(&t, "%s", bytes_text(s->block_bytes - peak->sum));
+        table_cell(&t, "%s", bytes_text(s->block_bytes));
+        table_cell(&t, "%" PRId64, s->block_bytes);
+        table_cell(&t, "%s", s->is.room_what ? bytes_text(s->is.room_bytes - s->block_bytes) : "-");
+    }
+    print_heading(f, "memory of a rank by class, each stage's one block");
+    table_join(&t);
+    table_print(&t, f);
+    if (all->at[0].p->is.room_what)
+        fprintf(f, "  free: of %s\n", all->at[0].p->is.room_what);
+}
+
+static void print_class(FILE *f, const char *name, int64_t bytes)
+{
+    if (bytes > 0)
+        fprintf(f, "  %-14s %12s\n", name, str_bytes((double)bytes));
+}
+
+static void print_memory_table(const Stages *all, FILE *f)
+{
+    const Plan *p = all->at[0].p;
+    const Peak *peak = &all->at[0].peak;
+    if (all->n > 1) {
+        print_stage_memory(all, f);
+        return;
+    }
+    print_heading(f, "memory of a rank, by class, when the most is alive");
+    for (int c = 0; c < BUF_CLASSES; c++)
+        print_class(f, buf_class_word[c], peak->bytes[c]);
+    print_class(f, "keys/values", peak->keys_values);
+    print_class(f, "gaps", p->block_bytes - peak->sum);
     fprintf(f, "  %-14s %12s  %" PRId64 " bytes, one block\n", "peak",
             str_bytes((double)p->block_bytes), p->block_bytes);
     if (p->is.room_what)
@@ -269,55 +527,18 @@ static void print_memory(const Plan *p, FILE *f)
                 str_bytes((double)(p->is.room_bytes - p->block_bytes)), p->is.room_what);
 }
 
-/* ---- the plan block --------------------------------------------------------------- */
-
-static void print_block(const Plan *p, FILE *f)
-{
-    const Choices *is = &p->is;
-    const PlanSpec *s = &p->config->plan;
-    fprintf(f, "\nplan {\n");
-    fprintf(f, "    data         = %d\n", is->data);
-    fprintf(f, "    pipeline     = %d\n", is->stages);
-    fprintf(f, "    chunks       = %d\n", s->chunks.set ? (int)s->chunks.v : 1);
-    fprintf(f, "    cube         = [%d, %d, %d]\n", is->x, is->y, is->z);
-    fprintf(f, "    microbatch   = %" PRId64 "\n", is->microbatch);
-    if (s->slices_kind == SLICES_LIST && s->slices.n > 0) {
-        fprintf(f, "    slices       = [");
-        for (int i = 0; i < s->slices.n; i++)
-            fprintf(f, "%s%" PRId64, i ? ", " : "", s->slices.at[i]);
-        fprintf(f, "]\n");
-    } else
-        fprintf(f, "    slices       = uniform(%" PRId64 ")\n",
-                s->slices_kind == SLICES_UNIFORM ? s->slices_n : 1);
-    fprintf(f, "    schedule     = %s\n", s->schedule.v ? s->schedule.v : "1f1b");
-    if (s->recompute_n > 0)
-        fprintf(f, "    recompute    = full(%" PRId64 ")\n", s->recompute_n);
-    else
-        fprintf(f, "    recompute    = %s\n", s->recompute.v ? s->recompute.v : "none");
-    fprintf(f, "    zero         = %d\n", is->zero);
-    if (s->ranks.n == 5) {
-        fprintf(f, "    ranks        = [");
-        for (int i = 0; i < 5; i++)
-            fprintf(f, "%s%s", i ? ", " : "", s->ranks.at[i]);
-        fprintf(f, "]\n");
-    }
-    fprintf(f, "    attention    = %s\n", attention_word[is->attention]);
-    fprintf(f, "    rows         = %s\n", is->balanced ? "balanced" : "plain");
-    fprintf(f, "    keep         = %s\n", keep_word(is));
-    fprintf(f, "    vectors      = %s\n", is->shard_vectors ? "sharded" : "whole");
-    fprintf(f, "    logits_chunk = %" PRId64 "\n", is->logits_chunk);
-    fprintf(f, "}\n");
-}
-
 void print_page(const Plan *p, FILE *f)
 {
-    Traffics all = print_traffic(p);
+    Stages all = find_stages(p);
     print_glance(p, &all, f);
-    print_axis_costs(p, &all, f);
+    if (p->pipeline)
+        print_parts(p->pipeline, f);
+    print_stages(&all, f);
+    print_axis_costs(&all, f);
     print_layouts(p, f);
     print_choices(p, f);
     print_parameters_table(p, f);
-    print_collectives(p, &all, f);
-    print_memory(p, f);
-    print_block(p, f);
+    print_collectives(&all, f);
+    print_memory_table(&all, f);
+    print_plan_block(p, f);
 }

@@ -1,11 +1,11 @@
 /*
- * print_pipeline.c - what a person reads of a plan on paper: the prediction at a
- * glance, where the time goes, every stage, and the resolved plan block; the slice
+ * print_pipeline.c - what a person reads of the prediction: the step at a glance, where
+ * the time goes; of a plan on paper, every stage; the resolved plan block; the slice
  * search (--explain slice) and the step tables (--explain schedule).
  */
-#include "predict.h"
+#include "print.h"
 
-static void heading(FILE *f, const char *title)
+void print_heading(FILE *f, const char *title)
 {
     fprintf(f, "\n%s\n", title);
 }
@@ -24,42 +24,49 @@ static const char *lengths(int k, const int64_t *len)
     return str_of(t.at, t.n);
 }
 
-static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
+void print_feed(const Pipeline *q, FILE *f)
+{
+    const Schedule *t = &q->schedule;
+    fprintf(f, "  feed      %s of %s, each in %s of %s tokens; %s\n", plural(t->m, "microbatch"),
+            plural(t->b, "sequence"), plural(t->k, "slice"), lengths(t->k, t->slice),
+            schedule_word[t->kind]);
+}
+
+void print_step(const Pipeline *q, FILE *f)
+{
+    const Simulation *s = &q->sim;
+    fprintf(f, "  step      %s predicted, %.4g tokens/s, mfu %.1f %%, hfu %.1f %%%s\n",
+            str_seconds(s->step_s), q->tokens / s->step_s, 100 * q->mfu, 100 * q->hfu,
+            q->cost->prices.assumed ? " (prices of this machine are assumed)"
+            : q->cost->prices.profile ? " (measured rates)" : "");
+    const Prices *w = &q->cost->prices;
+    if (w->cores > 0 && plan_ranks(q->plan) * w->workers > w->cores)
+        fprintf(f, "  cores     %s%s take turns on %s: at most %d compute at a time\n",
+                plural(plan_ranks(q->plan), "rank"),
+                w->workers > 1 ? str_fmt(" of %d threads", w->workers) : "",
+                plural(w->cores, "core"), w->cores);
+    if (q->P == 1)
+        return;
+    fprintf(f, "  formula   %s by m sum t + (P-1) max t; simulated %s\n",
+            str_seconds(q->feed.formula_s), q->blocking ? "with sends that block" :
+            "with sends beside the compute");
+    fprintf(f, "  idle      %.1f %% of all stages' time\n", 100 * s->bubble);
+}
 
 static void print_glance(const Pipeline *q, FILE *f)
 {
     const Plan *p = q->plan;
     const Choices *is = &p->is;
-    const Simulation *s = &q->sim;
-    const Schedule *t = &q->schedule;
     int worst = 0;
     for (int r = 1; r < q->P; r++)
         if (q->memory[r].peak > q->memory[worst].peak)
             worst = r;
-    fprintf(f, "%s: data %d, pipeline %d, cube [%d, %d, %d]%s on %d device%s, %" PRId64
-            " sequences of %" PRId64 " tokens in a step\n",
+    fprintf(f, "%s: data %d, pipeline %d, cube [%d, %d, %d]%s on %s, %s of %s in a step\n",
             p->model_name ? p->model_name : "model", is->data, q->P, is->x, is->y, is->z,
-            q->v > 1 ? str_fmt(", %d chunks", q->v) : "", plan_ranks(p), plural(plan_ranks(p)),
-            is->batch, is->sequence);
-    fprintf(f, "  feed      %d microbatch%s of %" PRId64 " sequence%s, each in %d slice%s of %s "
-            "tokens; %s\n", t->m, t->m == 1 ? "" : "es", t->b, plural(t->b), t->k, plural(t->k),
-            lengths(t->k, t->slice), schedule_word[t->kind]);
-    fprintf(f, "  step      %s, %.4g tokens/s, mfu %.1f %%, hfu %.1f %%%s\n",
-            str_seconds(s->step_s), q->tokens / s->step_s, 100 * q->mfu, 100 * q->hfu,
-            q->cost->prices.assumed ? " (prices of this machine are assumed)"
-            : q->cost->prices.profile ? " (measured rates)" : "");
-    const Prices *w = &q->cost->prices;
-    int threads = plan_ranks(p) * w->workers;
-    if (w->cores > 0 && threads > w->cores)
-        fprintf(f, "  cores     %d rank%s%s take turns on %d core%s: at most %d compute at a time\n",
-                plan_ranks(p), plural(plan_ranks(p)),
-                w->workers > 1 ? str_fmt(" of %d threads", w->workers) : "", w->cores,
-                plural(w->cores), w->cores);
-    if (q->P > 1)
-        fprintf(f, "  formula   %s by m sum t + (P-1) max t; simulated %s\n",
-                str_seconds(q->feed.formula_s), q->blocking ? "with sends that block" :
-                "with sends beside the compute");
-    fprintf(f, "  idle      %.1f %% of all stages' time\n", 100 * s->bubble);
+            q->v > 1 ? str_fmt(", %d chunks", q->v) : "", plural(plan_ranks(p), "device"),
+            plural(is->batch, "sequence"), plural(is->sequence, "token"));
+    print_feed(q, f);
+    print_step(q, f);
     fprintf(f, "  memory    %s at the peak of stage %d", str_bytes(q->memory[worst].peak), worst);
     if (is->room_what)
         fprintf(f, ", of %s", is->room_what);
@@ -71,17 +78,17 @@ static void print_glance(const Pipeline *q, FILE *f)
                 "them");
 }
 
-static void print_parts(const Pipeline *q, FILE *f)
+void print_parts(const Pipeline *q, FILE *f)
 {
     const Simulation *s = &q->sim;
-    heading(f, str_fmt("where the step goes, on stage %d, which ends last", s->last));
+    print_heading(f, str_fmt("where the step goes, on stage %d, which ends last", s->last));
     for (int i = 0; i < PARTS; i++)
         if (s->part[i] > 0)
             fprintf(f, "  %-10s %10s %5.1f %%\n", part_word[i], str_seconds(s->part[i]),
                     100 * s->part[i] / s->step_s);
 }
 
-static double longest_pass(const Pipeline *q, int r, const Seconds *of)
+double print_longest(const Pipeline *q, int r, const Seconds *of)
 {
     double most = 0;
     for (int c = 0; c < q->v; c++)
@@ -93,66 +100,74 @@ static double longest_pass(const Pipeline *q, int r, const Seconds *of)
     return most;
 }
 
-/* Neighbours that look the same are one line. */
-static void print_stages(const Pipeline *q, FILE *f)
+const char *print_stage_turns(const Pipeline *q, int r)
 {
-    const Schedule *t = &q->schedule;
-    const char *last = NULL;
-    int from = 0;
-    heading(f, "stages: turns, the longest unit, units and microbatches in flight, memory of a "
-               "rank");
-    fprintf(f, "  %-9s %-8s %10s %10s %10s %6s %5s %11s %11s %11s %10s\n", "stage", "turns",
-            "forward", "backward", "idle", "units", "K/V", "weights", "activations", "K/V", "peak");
-    for (int r = 0; r <= q->P; r++) {
-        const char *line = NULL;
-        if (r < q->P) {
-            const StageMemory *m = &q->memory[r];
-            Text turns = { 0 };
-            for (int c = 0; c < q->v; c++)
-                text_add(&turns, c ? "+%d" : "%d", q->section[c * q->P + r].turns);
-            line = str_fmt("%-8s %10s %10s %9.1f%% %6d %5d %11s %11s %11s %10s",
-                str_of(turns.at, turns.n), str_seconds(longest_pass(q, r, q->timing.forward)),
-                str_seconds(longest_pass(q, r, q->timing.backward)),
-                100 * (1 - q->sim.busy[r] / q->sim.step_s), schedule_units(t, r), schedule_kv(t, r),
-                str_bytes(m->parameters + m->gradients + m->optimizer), str_bytes(m->activations),
-                str_bytes(m->keys_values), str_bytes(m->peak));
-        }
-        if (r > 0 && line != last) {
-            fprintf(f, "  %-9s %s\n", from == r - 1 ? str_fmt("%d", from)
-                                                   : str_fmt("%d-%d", from, r - 1), last);
-            from = r;
-        }
-        last = line;
-    }
+    Text turns = { 0 };
+    for (int c = 0; c < q->v; c++)
+        text_add(&turns, c ? "+%d" : "%d", q->section[c * q->P + r].turns);
+    return str_of(turns.at, turns.n);
 }
 
-static void print_block(const Pipeline *q, FILE *f)
+static void print_stages(const Pipeline *q, FILE *f)
 {
-    const Choices *is = &q->plan->is;
-    const PlanSpec *s = &q->plan->config->plan;
-    const Schedule *t = &q->schedule;
-    static const char *const attention[] = { "local", "gather", "exchange" };
+    Table t = { .align = "llrrrrrrrrr" };
+    static const char *const head[] = { "stage", "turns", "forward", "backward", "idle", "units",
+                                        "K/V", "weights", "activations", "K/V", "peak" };
+    for (int i = 0; i < 11; i++)
+        table_cell(&t, "%s", head[i]);
+    for (int r = 0; r < q->P; r++) {
+        const StageMemory *m = &q->memory[r];
+        table_cell(&t, "%d", r);
+        table_cell(&t, "%s", print_stage_turns(q, r));
+        table_cell(&t, "%s", str_seconds(print_longest(q, r, q->timing.forward)));
+        table_cell(&t, "%s", str_seconds(print_longest(q, r, q->timing.backward)));
+        table_cell(&t, "%.1f%%", 100 * (1 - q->sim.busy[r] / q->sim.step_s));
+        table_cell(&t, "%d", schedule_units(&q->schedule, r));
+        table_cell(&t, "%d", schedule_kv(&q->schedule, r));
+        table_cell(&t, "%s", str_bytes(m->parameters + m->gradients + m->optimizer));
+        table_cell(&t, "%s", str_bytes(m->activations));
+        table_cell(&t, "%s", str_bytes(m->keys_values));
+        table_cell(&t, "%s", str_bytes(m->peak));
+    }
+    print_heading(f, "stages: turns, the longest unit, units and microbatches in flight, memory of "
+                     "a rank");
+    table_join(&t);
+    table_print(&t, f);
+}
+
+/* ---- the plan block ------------------------------------------------------------------- */
+
+static const char *list_text(int n, const int64_t *of)
+{
+    Text t = { 0 };
+    for (int i = 0; i < n; i++)
+        text_add(&t, "%s%" PRId64, i ? ", " : "", of[i]);
+    return t.n ? str_of(t.at, t.n) : "";
+}
+
+/* The plan with every choice made; pasted back it gives the same plan. */
+void print_plan_block(const Plan *p, FILE *f)
+{
+    const Choices *is = &p->is;
+    const PlanSpec *s = &p->config->plan;
+    const Pipeline *q = p->pipeline;
+    int sections = q ? q->P * q->v : 1, k = q ? q->feed.k : 1;
     fprintf(f, "\nplan {\n");
     fprintf(f, "    data         = %d\n", is->data);
-    fprintf(f, "    pipeline     = %d\n", q->P);
-    fprintf(f, "    chunks       = %d\n", q->v);
+    fprintf(f, "    pipeline     = %d\n", is->stages);
+    fprintf(f, "    chunks       = %d\n", is->chunks);
     fprintf(f, "    cube         = [%d, %d, %d]\n", is->x, is->y, is->z);
-    fprintf(f, "    microbatch   = %" PRId64 "\n", t->b);
-    fprintf(f, "    slices       = [");
-    for (int i = 0; i < t->k; i++)
-        fprintf(f, "%s%" PRId64, i ? ", " : "", t->slice[i]);
-    fprintf(f, "]\n");
-    fprintf(f, "    schedule     = %s\n", schedule_word[t->kind]);
-    if (s->recompute_n > 0)
-        fprintf(f, "    recompute    = full(%" PRId64 ")\n", s->recompute_n);
-    else
-        fprintf(f, "    recompute    = %s\n", s->recompute.v ? s->recompute.v : "none");
+    fprintf(f, "    microbatch   = %" PRId64 "\n", q ? q->feed.b : is->microbatch);
+    fprintf(f, "    slices       = %s\n", k > 1 ? str_fmt("[%s]", list_text(k, q->feed.slice))
+                                              : "uniform(1)");
+    fprintf(f, "    schedule     = %s\n", s->schedule.v ? s->schedule.v : "1f1b");
+    fprintf(f, "    recompute    = %s\n", print_recompute(p));
     fprintf(f, "    zero         = %d\n", is->zero);
-    if (q->P > 1) {
-        fprintf(f, "    turns        = [");
-        for (int i = 0; i < q->P * q->v; i++)
-            fprintf(f, "%s%d", i ? ", " : "", q->section[i].turns);
-        fprintf(f, "]\n");
+    if (sections > 1) {
+        int64_t *turns = NEWN(int64_t, sections);
+        for (int i = 0; i < sections; i++)
+            turns[i] = q->section[i].turns;
+        fprintf(f, "    turns        = [%s]\n", list_text(sections, turns));
     }
     if (s->ranks.n == 5) {
         fprintf(f, "    ranks        = [");
@@ -160,8 +175,14 @@ static void print_block(const Pipeline *q, FILE *f)
             fprintf(f, "%s%s", i ? ", " : "", s->ranks.at[i]);
         fprintf(f, "]\n");
     }
-    fprintf(f, "    attention    = %s\n", attention[is->attention]);
+    if (s->partition.v)
+        fprintf(f, "    partition    = %s\n", strcmp(s->partition.v, "summa") ? s->partition.v
+                : str_fmt("summa(%" PRId64 ")", s->summa_q));
+    fprintf(f, "    attention    = %s\n", attention_word[is->attention]);
     fprintf(f, "    rows         = %s\n", is->balanced ? "balanced" : "plain");
+    if (is->keep_why || s->keep.v)          // on paper nobody chose
+        fprintf(f, "    keep         = %s\n", is->keep_why ? print_keep(is) : s->keep.v);
+    fprintf(f, "    vectors      = %s\n", is->shard_vectors ? "sharded" : "whole");
     fprintf(f, "    logits_chunk = %" PRId64 "\n", is->logits_chunk);
     fprintf(f, "}\n");
 }
@@ -171,7 +192,7 @@ void print_pipeline(const Pipeline *q, FILE *f)
     print_glance(q, f);
     print_parts(q, f);
     print_stages(q, f);
-    print_block(q, f);
+    print_plan_block(q->plan, f);
 }
 
 /* ---- --explain slice ----------------------------------------------------------------- */
@@ -190,8 +211,8 @@ static void print_times(const Pipeline *q, FILE *f)
             slow = i;
         }
     }
-    heading(f, str_fmt("t(l, c): forward + backward of %g sequence%s on stage %d, without "
-                       "transfers", b, b > 1 ? "s" : "", slow % q->P));
+    print_heading(f, str_fmt("t(l, c): forward + backward of %s on stage %d, without transfers",
+                             plural(q->schedule.b, "sequence"), slow % q->P));
     static const double context[] = { 0, 0.125, 0.25, 0.5, 0.75 };
     fprintf(f, "  %8s", "l \\ c");
     for (int i = 0; i < 5; i++)
@@ -215,7 +236,7 @@ void print_slices(const Pipeline *q, FILE *f)
 {
     print_glance(q, f);
     print_times(q, f);
-    heading(f, "candidates: the programme's time, the simulated step; the least step is taken");
+    print_heading(f, "candidates: the programme's time, the simulated step; the least step is taken");
     fprintf(f, "    %4s %4s %4s %12s %12s  %s\n", "b", "m", "k", "formula", "simulated", "slices");
     for (int i = 0; i < q->feeds.n; i++) {
         const Feed *c = &q->feeds.at[i];
@@ -226,8 +247,8 @@ void print_slices(const Pipeline *q, FILE *f)
         fprintf(f, "\nThe slices are the plan's own; nothing was searched.\n");
         return;
     }
-    fprintf(f, "\nthe programme was solved for %" PRId64 " caps on the longest slice, %" PRId64
-            " inner steps, in %s with its prices\n", q->search.tried, q->search.steps,
+    fprintf(f, "\nthe programme was solved for %s on the longest slice, %s, in %s with its prices\n",
+            plural(q->search.tried, "cap"), plural(q->search.steps, "inner step"),
             str_seconds(q->search.seconds));
     if (isfinite(q->search.bound))
         fprintf(f, "stopped by a bound: caps from %s to %s give at least %s\n",
@@ -236,8 +257,8 @@ void print_slices(const Pipeline *q, FILE *f)
     const Feed *w = &q->feed;
     if (q->feeds.n > 1) {
         const Feed *n = &q->feeds.at[1];
-        fprintf(f, "the winner beats %d slice%s of %" PRId64 " sequence%s by %s (%.1f %%)\n", n->k,
-                plural(n->k), n->b, plural(n->b), str_seconds(n->step_s - w->step_s),
+        fprintf(f, "the winner beats %s of %s by %s (%.1f %%)\n", plural(n->k, "slice"),
+                plural(n->b, "sequence"), str_seconds(n->step_s - w->step_s),
                 100 * (n->step_s / w->step_s - 1));
     }
 }
@@ -252,7 +273,7 @@ static void print_picture(const Pipeline *q, FILE *f)
 {
     const Simulation *s = &q->sim;
     int rows = q->P < PICTURE_ROWS ? q->P : PICTURE_ROWS;
-    heading(f, str_fmt("time from left to right, %s a column: digits forward, letters backward (by "
+    print_heading(f, str_fmt("time from left to right, %s a column: digits forward, letters backward (by "
                        "microbatch), s sync, o optimizer", str_seconds(s->step_s / PICTURE)));
     char (*row)[PICTURE + 1] = arena_get(scratch, sizeof *row * (size_t)rows);
     for (int r = 0; r < rows; r++)
@@ -272,7 +293,7 @@ static void print_picture(const Pipeline *q, FILE *f)
     for (int r = 0; r < rows; r++)
         fprintf(f, "  %3d %s\n", r, row[r]);
     if (rows < q->P)
-        fprintf(f, "  ... %d stages more\n", q->P - rows);
+        fprintf(f, "  ... %s more\n", plural(q->P - rows, "stage"));
 }
 
 void print_schedule(const Pipeline *q, FILE *f)
@@ -281,7 +302,7 @@ void print_schedule(const Pipeline *q, FILE *f)
     print_picture(q, f);
     for (int r = 0; r < q->P; r++) {
         const Steps *t = &q->schedule.stage[r];
-        heading(f, str_fmt("stage %d: %d steps", r, t->n));
+        print_heading(f, str_fmt("stage %d: %s", r, plural(t->n, "step")));
         for (int i = 0; i < t->n; i++) {
             const Step *u = &t->at[i];
             fprintf(f, "  %5d  %s", i, step_text(u));

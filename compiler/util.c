@@ -368,6 +368,13 @@ const char *str_flop(double flop)
     return scaled(flop, units, 8, 0);
 }
 
+const char *plural(int64_t n, const char *noun)
+{
+    size_t len = strlen(noun);
+    bool es = len > 1 && (strchr("sx", noun[len - 1]) || strcmp(noun + len - 2, "ch") == 0);
+    return str_fmt("%" PRId64 " %s%s", n, noun, n == 1 ? "" : es ? "es" : "s");
+}
+
 /* ---- numbers -------------------------------------------------------------- */
 
 int64_t gcd64(int64_t a, int64_t b)

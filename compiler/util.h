@@ -63,6 +63,8 @@ const char *str_nearest(const char *word, const char *const *names, int n);
 const char *str_bytes(double bytes);
 const char *str_seconds(double seconds);
 const char *str_flop(double flop);
+/* A count of something: "1 slice", "2 slices", "3 microbatches". */
+const char *plural(int64_t n, const char *noun);
 
 int64_t gcd64(int64_t a, int64_t b);
 int64_t lcm64(int64_t a, int64_t b);
