@@ -20,6 +20,7 @@ typedef struct {
 } Options;
 
 typedef struct { const Options *o; const Config *config; Plan *plan; double start;
+    int workers;                    // rows of scratch of a rank's sums; 0: by the cores
     bool on_paper;                  // plan: stop before layouts
 } Compile;
 
@@ -34,6 +35,7 @@ int command_simulate(Compile *c);
 int command_verify(Compile *c);     // verify_run.c
 int command_run(Compile *c);        // run.c
 int command_build(Compile *c);      // run.c
+int command_emit(Compile *c);       // emit_files.c
 int command_profile(Compile *c);    // profile.c
 
 #endif

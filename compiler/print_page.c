@@ -102,14 +102,12 @@ static void print_memory_line(const Plan *p, const Stages *all, FILE *f)
         together += (double)s->p->block_bytes * each;
         worst = s->p->block_bytes > worst->p->block_bytes ? s : worst;
     }
-    const Inst *at = worst->peak.at < worst->p->insts.n ? &worst->p->insts.at[worst->peak.at] : NULL;
+    const Inst *at = &worst->p->insts.at[worst->peak.at];
     fprintf(f, "  memory    %s a rank%s at its peak", str_bytes((double)worst->p->block_bytes),
             all->n > 1 ? str_fmt(" of stage %d", worst->p->stage) : "");
     if (plan_ranks(p) > 1)
         fprintf(f, ", %s together", str_bytes(together));
-    if (at)
-        fprintf(f, "; most in %s (%s)", at->name, source_where(at->loc));
-    fprintf(f, "\n");
+    fprintf(f, "; most in %s (%s)\n", at->name, source_where(at->loc));
 }
 
 /* The schedule decides how many units are in flight, most of all on the first stage. */

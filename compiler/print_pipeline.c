@@ -183,7 +183,10 @@ void print_plan_block(const Plan *p, FILE *f)
     if (is->keep_why || s->keep.v)          // on paper nobody chose
         fprintf(f, "    keep         = %s\n", is->keep_why ? print_keep(is) : s->keep.v);
     fprintf(f, "    vectors      = %s\n", is->shard_vectors ? "sharded" : "whole");
-    fprintf(f, "    logits_chunk = %" PRId64 "\n", is->logits_chunk);
+    if (k > 1 && !s->logits_chunk.set)      // each slice has its own
+        fprintf(f, "    logits_chunk = auto\n");
+    else
+        fprintf(f, "    logits_chunk = %" PRId64 "\n", is->logits_chunk);
     fprintf(f, "}\n");
 }
 
@@ -236,7 +239,8 @@ void print_slices(const Pipeline *q, FILE *f)
 {
     print_glance(q, f);
     print_times(q, f);
-    print_heading(f, "candidates: the programme's time, the simulated step; the least step is taken");
+    print_heading(f, "candidates: the programme's time, the simulated step; the least step is "
+                     "taken");
     fprintf(f, "    %4s %4s %4s %12s %12s  %s\n", "b", "m", "k", "formula", "simulated", "slices");
     for (int i = 0; i < q->feeds.n; i++) {
         const Feed *c = &q->feeds.at[i];
@@ -247,8 +251,8 @@ void print_slices(const Pipeline *q, FILE *f)
         fprintf(f, "\nThe slices are the plan's own; nothing was searched.\n");
         return;
     }
-    fprintf(f, "\nthe programme was solved for %s on the longest slice, %s, in %s with its prices\n",
-            plural(q->search.tried, "cap"), plural(q->search.steps, "inner step"),
+    fprintf(f, "\nthe programme was solved for %s on the longest slice, %s, in %s with its "
+            "prices\n", plural(q->search.tried, "cap"), plural(q->search.steps, "inner step"),
             str_seconds(q->search.seconds));
     if (isfinite(q->search.bound))
         fprintf(f, "stopped by a bound: caps from %s to %s give at least %s\n",
@@ -273,8 +277,9 @@ static void print_picture(const Pipeline *q, FILE *f)
 {
     const Simulation *s = &q->sim;
     int rows = q->P < PICTURE_ROWS ? q->P : PICTURE_ROWS;
-    print_heading(f, str_fmt("time from left to right, %s a column: digits forward, letters backward (by "
-                       "microbatch), s sync, o optimizer", str_seconds(s->step_s / PICTURE)));
+    print_heading(f, str_fmt("time from left to right, %s a column: digits forward, letters "
+                             "backward (by microbatch), s sync, o optimizer",
+                             str_seconds(s->step_s / PICTURE)));
     char (*row)[PICTURE + 1] = arena_get(scratch, sizeof *row * (size_t)rows);
     for (int r = 0; r < rows; r++)
         memset(row[r], '.', PICTURE);

@@ -291,6 +291,66 @@ typedef struct {
     const RtKernelFn *kernels;
 } RtProgram;
 
+/*
+ * A program as one file: each kind of table of all stages, one after another, in the
+ * order of RtProgram (head first, then steps .. text), its bytes as uint64 before it,
+ * padded to 8. rt_program_read gives an array of programs (free it), NULL: damaged.
+ */
+enum { RT_TABLES = 11 };
+RtProgram *rt_program_read(const void *at, size_t bytes, int *nstages);
+
+/* ---- devices ----------------------------------------------------------------
+ *
+ * Steps that run elsewhere than on this computer: a program made for GPUs hands over a
+ * table of functions. The runtime keeps a copy of the block's persistent part (parameters,
+ * gradients, moments) on the host, for first weights and files, and moves it by write
+ * and read. One context for each rank; its functions are called on the rank's own thread
+ * and return NULL, or a message (the context's own, valid until the next call).
+ */
+typedef struct { int32_t axes, rep; uint64_t stages; } RtGroupKey;
+typedef struct { int n, me; const int *rank; } RtDeviceGroup;           // n 0: not a member
+typedef struct {                    // a row order on the rank, as in RtCall
+    int64_t count, nruns;
+    const int32_t *seq, *pos, *tokens, *targets;    // the last two: NULL where nobody asks
+    const int64_t *token;
+    const RtRun *runs;
+} RtDeviceRows;
+typedef struct { int64_t n; const int32_t *global; } RtDeviceColumns;
+/* n elements in a row, at byte offsets of the block; -1: there is no such thing. */
+typedef struct { int64_t n, params, master, grads, m, v; int32_t decay, pad; } RtDeviceRange;
+
+typedef struct {
+    const RtProgram *program;       // of the rank's stage
+    int rank, nranks;
+    const RtDeviceRows *rows;       // by row map; the arrays stay, their contents change
+    const RtDeviceColumns *columns;
+    const RtDeviceGroup *groups;    // by RtDevice.groups
+    /* what the optimizer does here, and which gradient elements count in the norm */
+    const RtDeviceRange *updates, *norms;
+    int nupdates, nnorms;
+    /* shared by the ranks of this process: a place for their meeting (NULL at first) */
+    void **shared;
+} RtDeviceRank;
+
+/* What a pass needs to know of the training step. */
+typedef struct {
+    int64_t step, count;            // from 0; targets that count
+    double lr, clip;
+    uint32_t evaluate;
+} RtDeviceNow;
+
+typedef struct {
+    const RtGroupKey *groups; int ngroups;
+    const char *(*open)(const RtDeviceRank *rank, void **ctx);
+    void        (*close)(void *ctx);
+    const char *(*write)(void *ctx, int64_t offset, const void *src, size_t bytes);
+    const char *(*read)(void *ctx, int64_t offset, void *dst, size_t bytes);
+    const char *(*rows)(void *ctx, int map);        // token, tokens, targets have changed
+    const char *(*pass)(void *ctx, int ipass, const RtDeviceNow *now);
+    /* loss and squares of this rank since the step began, after its passes */
+    const char *(*sums)(void *ctx, double *loss, double *squares);
+} RtDevice;
+
 /* ---- entry points --------------------------------------------------------- */
 
 typedef struct Rt Rt;       // one run: all ranks of this process
@@ -301,10 +361,12 @@ typedef struct {
     int     quiet;
     const char *const *sets; int nsets;         // "train.lr=1e-3"; others refused
     const char *exe;                            // name shown in messages
+    int     may_be_launched;                    // under mpirun this process is one rank
     /* tests and verify: called after each step on rank 0's thread while all
      * ranks wait; `grads`/`params` are readable through rt_read_param. */
     void (*after_step)(void *ctx, Rt *rt, int64_t step, double loss, double norm);
     void *ctx;
+    const RtDevice *device;                     // NULL: this computer runs the steps
     const int32_t *fixed_tokens;                // verify: tokens instead of a data file
     int64_t fixed_ntokens;
 } RtOptions;

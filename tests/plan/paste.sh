@@ -28,5 +28,20 @@ for file in tests/plan/_paste.tcube examples/gpt2.tcube examples/llama.tcube \
         fi
     done
 done
+for file in tests/plan/_paste.tcube examples/gpt2.tcube examples/llama.tcube examples/tiny.tcube; do
+    for args in "plan.pipeline=2" "plan.pipeline=4 plan.microbatch=2 plan.schedule=gpipe" \
+        "plan.pipeline=2 plan.chunks=2 plan.microbatch=1 plan.cube=[1,2,1]" \
+        "plan.pipeline=2 plan.turns=[3,1] plan.zero=2 plan.data=2 plan.keep=inputs" \
+        "plan.pipeline=2 plan.slices=uniform(2) plan.recompute=full(1) plan.cube=[1,1,2]" \
+        "plan.slices=uniform(4) plan.recompute=attention plan.vectors=sharded" \
+        "plan.zero=3 plan.data=2 plan.cube=[2,1,1] plan.recompute=full"; do
+        # shellcheck disable=SC2086
+        if again $file model.layers=4 train.batch=8 $args 2> "$WORK/err"; then
+            passed=$((passed + 1))
+        else
+            failed=$((failed + 1)); echo "FAIL $file $args"; head -6 "$WORK/err" "$WORK/diff"
+        fi
+    done
+done
 echo "$passed passed, $failed failed, 0 skipped"
 [ $failed = 0 ]

@@ -22,16 +22,9 @@ while IFS='|' read -r args hint; do
         passed=$((passed + 1))
     done
 done <<'W'
---set plan.pipeline=2                      | pipeline = 1
---set plan.pipeline=2 --set plan.chunks=1  | pipeline = 1
---set plan.slices=[24,24]                  | slices = uniform(1)
---set plan.slices=uniform(3)               | slices = uniform(1)
---set plan.recompute=full                  | recompute = none
---set plan.recompute=attention             | recompute = none
---set plan.zero=2 --set plan.data=2        | zero = 1
---set plan.zero=3 --set plan.data=2        | zero = 1
 --set plan.partition=summa(2)              | partition = 3d
---set train.precision=bf16                 | precision = fp32
+--set train.precision=fp16                 | precision = bf16
+--set train.precision=fp8                  | precision = bf16
 --set train.reduce=bf16                    | reduce = fp32
 --set train.checkpoint=every(2,"d")        |
 --set train.validate=every(2,data="x.txt") |

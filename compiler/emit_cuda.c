@@ -1,0 +1,556 @@
+/*
+ * emit_cuda.c - the plan as a CUDA program that a person can read.
+ *
+ *   needs memory; writes DIR/program.cu and what belongs to it; keeps the plan.
+ *
+ * The steps are those that the CPU target runs (emit.c): kernels come from its list,
+ * each once. Steps of one turn become a C function; addresses are its parameters, so
+ * that equal turns, and equal stages, share the text:
+ *
+ *     static void layer_ln_1(Ctx *c, const int64_t *o)    o: byte offsets
+ *     static void stage0_forward(Ctx *c)
+ *     {
+ *         for (int i = 0; i < 12; i++)
+ *             layer_ln_1(c, stage0 + 40 + 25 * i);
+ *     }
+ *
+ * Two turns are equal when their text is: the code grows with the number of distinct
+ * operators, not with layers, ranks or microbatches.
+ */
+#include <ctype.h>
+#include <errno.h>
+#include <sys/stat.h>
+
+#include "commands.h"
+#include "emit_cuda.h"
+#include "print.h"
+
+enum { WORKERS = CUDA_WORKERS, VEC_BYTES = 16 };
+
+typedef VEC(int64_t) Numbers;
+
+/* Steps of one turn: a function, and the offsets that it gets. */
+typedef struct { int text; Numbers at; } Run;
+typedef struct { const char *name, *body; int nrefs; } RunText;
+
+typedef struct {
+    const Plan *p;                  // of the stage at hand
+    const Emitted *e;
+    const StageTables *s;
+    int stage;
+    Text kernels, pieces, passes;
+    Map *known, *names;             // texts of pieces; names taken
+    VEC(RunText) texts;
+    Map *arrays;                    // offsets of a stage's function, as text -> its name
+    Numbers refs;                   // of the piece being written
+    int *aligned;                   // by kernel: elements its operands are aligned to
+    CudaRows *how;                  // by kernel
+    Numbers groups;                 // of all stages: axes, rep, stages
+    Numbers tiles;                  // of the stage: rowmap, rowmap_k, causal, window
+    Numbers boxes;                  // of the stage: one step of each kind of all-to-all
+} Cuda;
+
+/* ---- operands ------------------------------------------------------------------------ */
+
+static const char *const region_word[RT_REGIONS] = {
+    "RT_FIXED", "RT_UNIT", "RT_UNIT_FORTH", "RT_UNIT_BACK", "RT_MICRO", "RT_MICRO_BACK"
+};
+
+static const char *type_of(const RtRef *r) { return r->stored == RT_BF16_STORED ? "bf16" : "real"; }
+
+/* A pointer: which of the piece's offsets, counted from which region. */
+static const char *at(Cuda *m, const RtRef *r)
+{
+    int k = 0;
+    while (k < m->refs.n && m->refs.at[k] != r->offset * RT_REGIONS + r->region)
+        k++;
+    if (k == m->refs.n)
+        vec_add(&m->refs, r->offset * RT_REGIONS + r->region);
+    return str_fmt("at<%s>(c, %s, o[%d])", type_of(r), region_word[r->region], k);
+}
+
+static const char *again(const RtStep *s)
+{
+    return s->accumulate ? "true" : s->accumulate_later ? "c->again" : "false";
+}
+
+/* Index of the n numbers in a list of such; added where they are new. */
+static int listed(Numbers *list, const int64_t *key, int n)
+{
+    for (int i = 0; i < list->n; i += n)
+        if (memcmp(&list->at[i], key, sizeof *key * (size_t)n) == 0)
+            return i / n;
+    for (int i = 0; i < n; i++)
+        vec_add(list, key[i]);
+    return list->n / n - 1;
+}
+
+static int group_of(Cuda *m, const RtStep *s)
+{
+    return listed(&m->groups, (int64_t[]){ s->axes, s->rep, (int64_t)s->stages }, 3);
+}
+
+/* All-to-alls that move the same boxes. */
+static int boxes_of(Cuda *m, const RtStep *s)
+{
+    for (int i = 0; i < m->boxes.n; i++) {
+        const RtStep *o = &m->s->steps.at[m->boxes.at[i]];
+        if (o->a2a == s->a2a && o->axes == s->axes && o->rep == s->rep && o->rows == s->rows &&
+            o->cols == s->cols && o->columns_src == s->columns_src && o->slice == s->slice &&
+            o->columns_dst == s->columns_dst && o->a.ld == s->a.ld && o->c.ld == s->c.ld)
+            return i;
+    }
+    vec_add(&m->boxes, s - m->s->steps.at);
+    return m->boxes.n - 1;
+}
+
+static const char *name_of(const Cuda *m, int32_t at)
+{
+    return at < 0 ? "" : m->s->text.at + at;
+}
+
+/* ---- one step ------------------------------------------------------------------------- */
+
+static void gemm(Cuda *m, Text *t, const RtStep *s)
+{
+    text_add(t, "    gemm(c, %s, %" PRId64 ", %s,\n", at(m, &s->a), s->a.ld,
+             s->trans_a ? "true" : "false");
+    text_add(t, "         %s, %" PRId64 ", %s,\n", at(m, &s->b), s->b.ld,
+             s->trans_b ? "true" : "false");
+    text_add(t, "         %s, %" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 ", %s);\n",
+             at(m, &s->c), s->c.ld, s->m, s->n, s->k, again(s));
+}
+
+static void rows_kernel(Cuda *m, Text *t, const RtStep *s, const KernelSpec *k)
+{
+    const CudaRows *how = &m->how[s->kernel];
+    const RowProg *p = k->rows;
+    bool sums = false;
+    for (int i = 0; i < p->nnodes; i++)
+        sums |= p->node[i].kind == R_COLSUM;
+    int per = how->block / how->group;
+    const char *blocks = sums ? "TERACUBE_WORKERS"
+        : str_fmt("blocks(c, %" PRId64 ", %d)", s->items * p->parts, per);
+    text_add(t, "    %s<<<%s, %d, 0, c->compute>>>(\n", k->name, blocks, how->block);
+    for (int i = 0; i < s->nargs; i++)
+        text_add(t, "        %s,\n", at(m, &s->arg[i]));
+    text_add(t, "        %" PRId64, s->items);
+    if (p->needs_colmap)
+        text_add(t, ", c->column[%d]", s->colmap);
+    if (p->needs_rowmap)
+        text_add(t, ", c->rows[%d].token, c->seed, c->step, c->evaluate", s->rowmap);
+    text_add(t, ");\n");
+}
+
+static int tiles_of(Cuda *m, const RtStep *s, const KernelSpec *k)
+{
+    return listed(&m->tiles, (int64_t[]){ s->rowmap, s->rowmap_k, k->causal, k->window }, 4);
+}
+
+static void attention(Cuda *m, Text *t, const RtStep *s, const KernelSpec *k)
+{
+    bool back = k->kind == K_ATTN_DX;
+    text_add(t, "    attention%s<%" PRId64 ">(c, %d, { %" PRId64 ", %" PRId64 ", %s, %" PRId64
+             ", %.9g, %.9g },\n", back ? "_backward" : "", k->hd, tiles_of(m, s, k), k->heads,
+             k->kv_heads, k->causal ? "true" : "false", k->window, k->scale, k->softcap);
+    for (int i = 0; i < s->nargs; i++)
+        text_add(t, "        %s, %" PRId64 "%s\n", at(m, &s->arg[i]), s->arg[i].ld,
+                 i + 1 < s->nargs ? "," : back ? "," : ");");
+    if (back)
+        text_add(t, "        %s);\n", k->accumulate ? "true" : "false");
+}
+
+static void other_kernel(Cuda *m, Text *t, const RtStep *s, const KernelSpec *k)
+{
+    switch (k->kind) {
+    case K_ROPE:
+        text_add(t, "    rope(c, %d, %s, %" PRId64 ", %s, %" PRId64 ", %s, %" PRId64 ", %" PRId64
+                 ", %" PRId64 ", %" PRId64 ", %s, %s);\n", s->rowmap, at(m, &s->arg[0]), k->ld[0],
+                 at(m, &s->arg[1]), k->ld[1], at(m, &s->arg[2]), s->items, k->heads, k->hd,
+                 k->rotary, k->interleaved ? "true" : "false", k->inverse ? "true" : "false");
+        break;
+    case K_ROPE_TABLE:
+        text_add(t, "    rope_table(c, %s, %" PRId64 ", %" PRId64 ", %.17g);\n", at(m, &s->arg[0]),
+                 s->items, k->rotary, k->theta);
+        break;
+    case K_EMBED: case K_EMBED_DW:
+        text_add(t, "    embed%s(c, %d, %s, %d, %s, %" PRId64 ", %s, %" PRId64 ", %" PRId64
+                 ", %" PRId64 ", %" PRId64 ");\n", k->kind == K_EMBED ? "" : "_gradient", s->rowmap,
+                 s->ids == RT_IDS_POSITIONS ? "IDS_POSITIONS" : "IDS_TOKENS",
+                 m->s->units.at[s->unit].rows, at(m, &s->arg[0]), k->ld[0], at(m, &s->arg[1]),
+                 k->ld[1], m->p->rowmaps.at[s->rowmap].count, k->cols, k->brows);
+        break;
+    case K_CE_STAT: case K_CE:
+        text_add(t, "    loss_%s(c, %d, %d, %s, %" PRId64 ", %s, %" PRId64 ", %" PRId64 ");\n",
+                 k->kind == K_CE ? "gradient" : "statistics", s->rowmap, s->colmap,
+                 at(m, &s->arg[0]), k->ld[0], at(m, &s->arg[1]), s->items, k->cols);
+        break;
+    default:
+        bug("emit_cuda: kernel kind %d", k->kind);
+    }
+}
+
+static void merge(Cuda *m, Text *t, const RtStep *s)
+{
+    text_add(t, "    {\n        real *const to[] = { ");
+    for (int i = 0; i < s->nstats; i++)
+        text_add(t, "%s%s", i ? ", " : "", at(m, &s->arg[i]));
+    text_add(t, " };\n        static const uint8_t kind[] = { ");
+    for (int i = 0; i < s->nstats; i++)
+        text_add(t, "%s%d", i ? ", " : "", s->stat[i]);
+    text_add(t, " };\n        merge(c, %d, %s, %" PRId64 ", %d, kind, %" PRId64 ", to);\n    }\n",
+             group_of(m, s), at(m, &s->a), s->rows, s->nstats, s->stat_n);
+}
+
+static void collective(Cuda *m, Text *t, const RtStep *s)
+{
+    static const char *const word[] = {
+        [RT_ALL_GATHER] = "all_gather", [RT_REDUCE_SCATTER] = "reduce_scatter",
+        [RT_ALL_REDUCE] = "all_reduce", [RT_ALL_TO_ALL] = "all_to_all"
+    };
+    bool in_place = s->a.offset == s->c.offset && s->a.region == s->c.region;
+    switch ((RtStepKind)s->kind) {
+    case RT_ALL_REDUCE:
+        text_add(t, "    all_reduce(c, %d, %s, %" PRId64 ");\n", group_of(m, s), at(m, &s->c),
+                 s->count);
+        break;
+    case RT_ALL_TO_ALL:
+        text_add(t, "    all_to_all(c, %d, %d, %s, %s);\n", group_of(m, s), boxes_of(m, s),
+                 at(m, &s->a), at(m, &s->c));
+        break;
+    default:
+        text_add(t, "    %s%s(c, %d, %s, %s, %" PRId64 "%s);\n", word[s->kind],
+                 in_place ? "_in_place" : "", group_of(m, s), at(m, &s->a), at(m, &s->c), s->count,
+                 s->kind == RT_REDUCE_SCATTER ? str_fmt(", %s", again(s)) : "");
+    }
+}
+
+static void plain(Cuda *m, Text *t, const RtStep *s)
+{
+    switch ((RtStepKind)s->kind) {
+    case RT_MERGE:
+        merge(m, t, s);
+        break;
+    case RT_CE_MERGE:
+        text_add(t, "    merge_loss(c, %d, %s, %s, %" PRId64 ");\n", group_of(m, s),
+                 at(m, &s->a), at(m, &s->c), s->rows);
+        break;
+    case RT_COLSUM:
+        text_add(t, "    column_sums(c, %s, %s, %" PRId64 ", %s);\n", at(m, &s->a),
+                 at(m, &s->c), s->count, again(s));
+        break;
+    case RT_COPY:
+        text_add(t, "    copy(c, %s, %" PRId64 ", %s, %" PRId64 ", %" PRId64 ", %" PRId64 ", %s);\n",
+                 at(m, &s->a), s->a.ld, at(m, &s->c), s->c.ld, s->rows, s->cols, again(s));
+        break;
+    case RT_ZERO:
+        text_add(t, "    zero(c, %s, %" PRId64 ", %s);\n", at(m, &s->c), s->count, again(s));
+        break;
+    case RT_SEND:
+        text_add(t, "    send(c, %d, %s, %" PRId64 ");\n", s->peer, at(m, &s->a),
+                 s->rows * s->cols);
+        break;
+    case RT_RECV:
+        text_add(t, "    recv(c, %d, %s, %" PRId64 ");\n", s->peer, at(m, &s->c),
+                 s->rows * s->cols);
+        break;
+    case RT_NORM:
+        text_add(t, "    gradient_norm(c);\n");
+        break;
+    case RT_UPDATE:
+        text_add(t, "    update(c);\n");
+        break;
+    default:                // counted and summed by the host, between passes
+        text_add(t, "    /* by the host */\n");
+    }
+}
+
+/* The comment above a step: its name, the model's line, sizes, and why it is there. */
+static void comment(Cuda *m, Text *t, const RtStep *s, int i)
+{
+    const Inst *n = &m->p->insts.at[i];
+    const char *name = print_turnless(name_of(m, s->name), print_turn(m->p, n));
+    text_add(t, "\n    /* %s  (%s)", name, name_of(m, s->source));
+    for (int j = 0; j < n->nout && j < 1; j++) {
+        const Value *v = &m->p->values.at[n->out[j]];
+        text_add(t, "  [%" PRId64 ", %" PRId64 "]", v->rows, v->cols);
+        if (v->layout.rows)
+            text_add(t, " rows by %s", axes_word(v->layout.rows, v->layout.rep));
+        if (v->layout.cols)
+            text_add(t, " columns by %s", axes_word(v->layout.cols, v->layout.rep));
+    }
+    if (s->reason >= 0)
+        text_add(t, "\n       %s", print_turnless(name_of(m, s->reason), print_turn(m->p, n)));
+    text_add(t, " */\n");
+}
+
+static void step(Cuda *m, Text *t, int i)
+{
+    const RtStep *s = &m->s->steps.at[i];
+    comment(m, t, s, i);
+    if (s->kind == RT_GEMM) {
+        gemm(m, t, s);
+    } else if (s->kind == RT_KERNEL) {
+        const KernelSpec *k = &m->e->specs.at[s->kernel];
+        if (k->kind == K_ROWS)
+            rows_kernel(m, t, s, k);
+        else if (k->kind == K_ATTN || k->kind == K_ATTN_DX)
+            attention(m, t, s, k);
+        else
+            other_kernel(m, t, s, k);
+    } else if (s->kind >= RT_ALL_GATHER && s->kind <= RT_ALL_TO_ALL) {
+        collective(m, t, s);
+    } else {
+        plain(m, t, s);
+    }
+}
+
+/* ---- pieces: the steps of a turn ---------------------------------------------------------- */
+
+/* Turn of a step; weights are gathered for the operator that follows. */
+static int turn_at(const Cuda *m, int i, int end)
+{
+    const Plan *p = m->p;
+    for (; i < end; i++) {
+        OpId op = p->insts.at[i].op;
+        if (op != NONE)
+            return p->ops.at[op].repeat < 0 ? NONE
+                 : p->ops.at[op].repeat * 1000000 + p->ops.at[op].turn;
+    }
+    return NONE;
+}
+
+static const char *unique(Cuda *m, const char *base)
+{
+    char buf[100];
+    size_t n = 0;
+    for (const char *s = base; *s && *s != ':' && n < 80; s++)
+        if (isalnum((unsigned char)*s))
+            buf[n++] = *s;
+        else if (n > 0 && buf[n - 1] != '_')
+            buf[n++] = '_';
+    while (n > 0 && buf[n - 1] == '_')
+        n--;
+    buf[n] = 0;
+    const char *name = str_fmt("%s%s", buf, n ? "" : "steps");
+    for (int k = 2; map_get(m->names, name) >= 0; k++)
+        name = str_fmt("%s_%d", buf, k);
+    map_put(m->names, name, 1);
+    return name;
+}
+
+static int piece_text(Cuda *m, int first, int end)
+{
+    Text t = { 0 };
+    m->refs.n = 0;
+    for (int i = first; i < end; i++)
+        step(m, &t, i);
+    int known = map_get(m->known, t.at);
+    if (known >= 0)
+        return known;
+    const Inst *n = &m->p->insts.at[first];
+    const char *name = print_turnless(n->name ? n->name : "steps", print_turn(m->p, n));
+    static const char *const phase[] = { "", "_back", "_sync", "_step" };
+    RunText x = { unique(m, str_fmt("%s%s", name, phase[n->phase])), t.at, m->refs.n };
+    vec_add(&m->texts, x);
+    map_put(m->known, t.at, m->texts.n - 1);
+    text_add(&m->pieces, "static void %s(Ctx *c, const int64_t *o)\n{%s}\n\n", x.name, t.at);
+    return m->texts.n - 1;
+}
+
+typedef VEC(Run) Runs;
+
+static Runs cut_pieces(Cuda *m, int first, int end)
+{
+    Runs out = { 0 };
+    for (int i = first; i < end;) {
+        int turn = turn_at(m, i, end), n = i;
+        while (n < end && turn_at(m, n, end) == turn)
+            n++;
+        Run x = { piece_text(m, i, n), { 0 } };
+        for (int k = 0; k < m->refs.n; k++)
+            vec_add(&x.at, m->refs.at[k] / RT_REGIONS);     // the region is in the text
+        vec_add(&out, x);
+        i = n;
+    }
+    return out;
+}
+
+/* Calls of pieces; those that follow each other with one text are a loop. */
+static void calls(Cuda *m, const char *array, const Runs *all)
+{
+    int at = 0;
+    for (int i = 0; i < all->n;) {
+        const RunText *x = &m->texts.at[all->at[i].text];
+        int n = 1;
+        while (i + n < all->n && all->at[i + n].text == all->at[i].text)
+            n++;
+        const char *from = x->nrefs ? str_fmt("%s + %d", array, at) : "NULL";
+        if (n == 1)
+            text_add(&m->passes, "    %s(c, %s);\n", x->name, from);
+        else
+            text_add(&m->passes, "    for (int i = 0; i < %d; i++)\n        %s(c, %s + %d * i);\n",
+                     n, x->name, from, x->nrefs);
+        at += n * x->nrefs;
+        i += n;
+    }
+}
+
+/* The array of a function's offsets: an equal one again, or a new one. */
+static const char *array_of(Cuda *m, const Runs *all, const char *base)
+{
+    Text t = { 0 };
+    int n = 0;
+    for (int i = 0; i < all->n; i++)
+        for (int k = 0; k < all->at[i].at.n; k++)
+            text_add(&t, "%s%" PRId64 ",", n++ % 10 ? " " : "\n    ", all->at[i].at.at[k]);
+    if (n == 0)
+        return "NULL";
+    int known = map_get(m->arrays, t.at);
+    if (known >= 0)
+        return str_fmt("offsets_%d", known);
+    static int count;
+    map_put(m->arrays, t.at, ++count);
+    text_add(&m->passes, "static const int64_t offsets_%d[] = {      // of %s%s\n};\n\n", count, base,
+             t.at);
+    return str_fmt("offsets_%d", count);
+}
+
+static void function(Cuda *m, const Func *f, int index)
+{
+    static const char *const note[] = {
+        "forward", "backward", "send activations", "receive activations", "send gradients",
+        "receive gradients", "what comes after the last microbatch", "the optimizer",
+        "once a step, in front"
+    };
+    const Choices *is = &m->p->is;
+    const char *name = str_fmt("stage%d_%d", m->stage, index);
+    Runs all = cut_pieces(m, f->first, f->end);
+    const char *array = array_of(m, &all, name);
+    text_add(&m->passes, "/* stage %d: %s", m->stage, note[f->kind]);
+    if (f->kind < STEP_SYNC && is->nslices > 1)
+        text_add(&m->passes, ", slice %d of %" PRId64 " tokens", f->slice, is->slice[f->slice]);
+    if (f->kind < STEP_SYNC && is->chunks > 1)
+        text_add(&m->passes, ", chunk %d", f->chunk);
+    text_add(&m->passes, " */\nstatic void %s(Ctx *c)\n{\n", name);
+    calls(m, array, &all);
+    text_add(&m->passes, "    (void)c;\n}\n\n");
+}
+
+/* ---- kernels ------------------------------------------------------------------------------- */
+
+static int ref_aligned(const RtRef *r, int64_t size)
+{
+    int64_t n = VEC_BYTES;
+    while (n > size && r->offset % n)
+        n /= 2;
+    return (int)(n / size > 0 ? n / size : 1);
+}
+
+/* The least alignment of any operand in any use of each kernel. */
+static void find_alignment(Cuda *m)
+{
+    int64_t real = m->e->stage[0].head.real_bytes;
+    m->aligned = NEWN(int, m->e->specs.n + 1);
+    for (int i = 0; i < m->e->specs.n; i++)
+        m->aligned[i] = 8;
+    for (int r = 0; r < m->e->nstages; r++)
+        for (int i = 0; i < m->e->stage[r].steps.n; i++) {
+            const RtStep *s = &m->e->stage[r].steps.at[i];
+            if (s->kind != RT_KERNEL || m->e->specs.at[s->kernel].kind != K_ROWS)
+                continue;
+            for (int j = 0; j < s->nargs; j++) {
+                if (!cuda_rows_wide(m->e->specs.at[s->kernel].rows, j))
+                    continue;
+                int a = ref_aligned(&s->arg[j], s->arg[j].stored == RT_BF16_STORED ? 2 : real);
+                m->aligned[s->kernel] = a < m->aligned[s->kernel] ? a : m->aligned[s->kernel];
+            }
+        }
+}
+
+static void row_kernels(Cuda *m)
+{
+    bool is_double = m->e->stage[0].head.real_bytes == 8;
+    m->how = NEWN(CudaRows, m->e->specs.n + 1);
+    for (int i = 0; i < m->e->specs.n; i++) {
+        const KernelSpec *k = &m->e->specs.at[i];
+        if (k->kind != K_ROWS)
+            continue;
+        m->how[i] = cuda_rows_how(k->rows, is_double, m->aligned[i]);
+        cuda_rows(&m->kernels, k->rows, k->name, m->how[i]);
+    }
+}
+
+/* ---- the files -------------------------------------------------------------------------------- */
+
+static void tiles_table(Cuda *m, Text *t)
+{
+    text_add(t, "/* Orders of rows that meet in attention: queries, keys, causal, window. */\n"
+             "static const TileSet tiles_%d[] = {\n", m->stage);
+    for (int i = 0; i < m->tiles.n; i += 4)
+        text_add(t, "    { %" PRId64 ", %" PRId64 ", %s, %" PRId64 " },\n", m->tiles.at[i],
+                 m->tiles.at[i + 1], m->tiles.at[i + 2] ? "true" : "false", m->tiles.at[i + 3]);
+    text_add(t, "    { -1, -1, false, 0 }\n};\n\n"
+             "/* Steps whose all-to-alls differ in what they move. */\n"
+             "static const int boxes_%d[] = { ", m->stage);
+    for (int i = 0; i < m->boxes.n; i++)
+        text_add(t, "%" PRId64 ", ", m->boxes.at[i]);
+    text_add(t, "-1 };\n\n");
+}
+
+static void stage_program(Cuda *m, int r, Text *tables)
+{
+    m->stage = r;
+    m->p = plan_stage(m->p, r);
+    m->s = &m->e->stage[r];
+    m->tiles.n = m->boxes.n = 0;
+    for (int i = 0; i < m->p->funcs.n; i++)
+        function(m, &m->p->funcs.at[i], i);
+    tiles_table(m, &m->passes);
+    text_add(tables, "static void (*const stage%d[])(Ctx *) = {", r);
+    for (int i = 0; i < m->s->passes.n; i++)
+        text_add(tables, "%sstage%d_%d,", i % 8 ? " " : "\n    ", r, m->p->calls.at[i].func);
+    text_add(tables, "\n};\n");
+}
+
+static void main_text(const Cuda *m, Text *t)
+{
+    text_add(t, "\n/* Groups of ranks: axes, ranks of y in a copy, stages. */\n"
+             "static const GroupKey groups[] = {\n");
+    for (int i = 0; i < m->groups.n; i += 3)
+        text_add(t, "    { %" PRId64 ", %" PRId64 ", UINT64_C(%" PRIu64 ") },\n",
+                 m->groups.at[i], m->groups.at[i + 1], (uint64_t)m->groups.at[i + 2]);
+    text_add(t, "    { 0, 0, 0 }\n};\n\nstatic const StageProgram stages[] = {\n");
+    for (int r = 0; r < m->e->nstages; r++)
+        text_add(t, "    { stage%d, tiles_%d, boxes_%d, groups },\n", r, r, r);
+    text_add(t, "};\n\nint main(int argc, char **argv)\n{\n"
+             "    return teracube_main(stages, argc, argv);\n}\n");
+}
+
+void cuda_program(const Plan *p, const Emitted *e, Text *out)
+{
+    Cuda m = { .p = p, .e = e, .known = map_new(), .names = map_new(), .arrays = map_new() };
+    Text tables = { 0 };
+    find_alignment(&m);
+    row_kernels(&m);
+    for (int r = 0; r < e->nstages; r++) {
+        m.p = p;
+        stage_program(&m, r, &tables);
+    }
+    const char *stored = p->is.precision == PREC_FP64 ? "double" : "float";
+    text_add(out, "/*\n * program.cu - %s: %s\n *\n"
+             " * Made by teracube from the plan in plan.txt. Each function below is a turn of the "
+             "model or\n * what stands between turns; `o` are byte offsets into the rank's block. "
+             "Edit, then make.\n */\n#define TERACUBE_WORKERS %d\ntypedef %s real;\n"
+             "#include \"teracube.cuh\"\n\n", p->model_name, plan_line(p), WORKERS, stored);
+    text_add(out, "/* ---- row programs ---- */\n\n");
+    text_bytes(out, m.kernels.at, m.kernels.n);
+    text_add(out, "/* ---- turns ---- */\n\n");
+    text_bytes(out, m.pieces.at, m.pieces.n);
+    text_add(out, "/* ---- passes ---- */\n\n");
+    text_bytes(out, m.passes.at, m.passes.n);
+    text_add(out, "/* ---- the step table: what runs, in order ---- */\n\n");
+    text_bytes(out, tables.at, tables.n);
+    main_text(&m, out);
+    out->at[out->n] = 0;
+}

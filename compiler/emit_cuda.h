@@ -1,0 +1,27 @@
+/*
+ * emit_cuda.h - the parts of the CUDA emitter: text of kernels and of the program.
+ */
+#ifndef EMIT_CUDA_H
+#define EMIT_CUDA_H
+
+#include "emit.h"
+
+/* Blocks that sum over rows, each with its row of scratch: Choices.workers. */
+enum { CUDA_WORKERS = 256 };
+
+/* How a row kernel works: threads of an item (a warp, or a block), threads of a block,
+ * neighbouring columns of one access, columns of a thread. */
+typedef struct { bool is_double; int group, block, vec, each; } CudaRows;
+
+/* `aligned_to`: elements to which every operand's first one is aligned. */
+/* Is the argument read or written several columns at once? */
+bool     cuda_rows_wide(const RowProg *p, int arg);
+CudaRows cuda_rows_how(const RowProg *p, bool is_double, int aligned_to);
+/* Appends one __global__ function. Column sums: a row of scratch for each block. */
+void     cuda_rows(Text *out, const RowProg *p, const char *symbol, CudaRows how);
+
+
+/* The text of program.cu. */
+void     cuda_program(const Plan *p, const Emitted *e, Text *out);
+
+#endif

@@ -1,0 +1,153 @@
+/*
+ * emit_files.c - `teracube emit --target cuda -o DIR`: a folder that can be read, edited
+ * and built:
+ *
+ *     program.cu      kernels, turns, passes (emit_cuda.c)
+ *     program.tables  units, row orders, names: what the runtime reads
+ *     Makefile        nvcc; ARCH and TERACUBE can be set
+ *     launch.sh       one process on this computer; plan.txt, plan.json
+ */
+#include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "commands.h"
+#include "emit_cuda.h"
+
+static FILE *open_file(const char *dir, const char *name)
+{
+    const char *path = str_fmt("%s/%s", dir, name);
+    FILE *f = fopen(path, "wb");
+    if (f == NULL)
+        die(EXIT_WORLD, "could not write %s: %s", path, strerror(errno));
+    return f;
+}
+
+static void close_file(FILE *f, const char *dir, const char *name)
+{
+    if (ferror(f) | fclose(f))
+        die(EXIT_WORLD, "could not write %s/%s: %s", dir, name, strerror(errno));
+}
+
+static void write_text(const char *dir, const char *name, const char *at, size_t n)
+{
+    FILE *f = open_file(dir, name);
+    fwrite(at, 1, n, f);
+    close_file(f, dir, name);
+}
+
+static void make_folder(const char *dir)
+{
+    struct stat st;
+    if (mkdir(dir, 0777) != 0 && errno != EEXIST)
+        die(EXIT_WORLD, "could not make %s: %s", dir, strerror(errno));
+    if (stat(dir, &st) != 0 || !S_ISDIR(st.st_mode))
+        die(EXIT_WORLD, "could not make %s: there is a file of that name", dir);
+}
+
+/* Each kind of table of all stages, its bytes before it; rt_program_read takes them apart. */
+static void write_tables(const char *dir, const Emitted *e)
+{
+    Text all = { 0 }, part[RT_TABLES] = { { 0 } };
+    for (int r = 0; r < e->nstages; r++) {
+        const StageTables *s = &e->stage[r];
+        int k = 0;
+        text_bytes(&part[k++], &s->head, sizeof s->head);
+#define TABLE(v) text_bytes(&part[k++], (v).at, sizeof *(v).at * (size_t)(v).n)
+        TABLE(s->steps);
+        TABLE(s->params);
+        TABLE(s->units);
+        TABLE(s->pieces);
+        TABLE(s->segments);
+        TABLE(s->columns);
+        TABLE(s->rowmaps);
+        TABLE(s->passes);
+        TABLE(s->slices);
+        TABLE(s->text);
+#undef TABLE
+    }
+    for (int k = 0; k < RT_TABLES; k++) {
+        uint64_t n = part[k].n;
+        char pad[8] = { 0 };
+        text_bytes(&all, &n, sizeof n);
+        text_bytes(&all, part[k].at, part[k].n);
+        text_bytes(&all, pad, (8 - part[k].n % 8) % 8);
+    }
+    write_text(dir, "program.tables", all.at, all.n);
+}
+
+static const char *arch_of(const Config *c)
+{
+    bool named = c->has_cluster && c->cluster.device >= 0;
+    const char *arch = named ? c->devices.at[c->cluster.device].arch.v : NULL;
+    return arch && strncmp(arch, "sm_", 3) == 0 ? arch : "sm_90";
+}
+
+static void write_makefile(const char *dir, const Config *c)
+{
+    Text t = { 0 };
+    text_add(&t, "# make                 builds ./program with nvcc\n"
+             "# make ARCH=sm_80      for another kind of GPU\n"
+             "ARCH     ?= %s\n"
+             "CUDA     ?= /usr/local/cuda\n"
+             "# where teracube was built: its runtime library, headers and kernels\n"
+             "TERACUBE ?= %s/..\n"
+             "NVCC     ?= $(CUDA)/bin/nvcc\n"
+             "FLAGS    := -std=c++17 -O3 -arch=$(ARCH) -I$(TERACUBE)/templates/cuda "
+             "-I$(TERACUBE)/runtime\n\n"
+             "program: program.cu tables.o\n"
+             "\t$(NVCC) $(FLAGS) -o $@ program.cu tables.o "
+             "$(TERACUBE)/build/libteracube_rt.a -lcublas -lnccl -lpthread -ldl\n\n"
+             "tables.o: program.tables\n"
+             "\tld -r -b binary -z noexecstack -o $@ program.tables\n\n"
+             "clean:\n\trm -f program tables.o\n\n.PHONY: clean\n", arch_of(c), own_folder());
+    write_text(dir, "Makefile", t.at, t.n);
+}
+
+static void write_launch(const char *dir, const Plan *p)
+{
+    Text t = { 0 };
+    text_add(&t, "#!/bin/sh\n# Starts the program here: one process, a thread for each of the %d "
+             "ranks and its GPU.\ncd \"$(dirname \"$0\")\" && exec ./program \"$@\"\n",
+             plan_ranks(p));
+    write_text(dir, "launch.sh", t.at, t.n);
+    chmod(str_fmt("%s/launch.sh", dir), 0755);
+}
+
+static void write_plan(const char *dir, const Plan *p)
+{
+    FILE *f = open_file(dir, "plan.txt");
+    print_page(p, f);
+    close_file(f, dir, "plan.txt");
+    f = open_file(dir, "plan.json");
+    print_json(p, false, f);
+    close_file(f, dir, "plan.json");
+}
+
+int command_emit(Compile *c)
+{
+    if (c->o->target == NULL || strcmp(c->o->target, "cuda") != 0)
+        die(EXIT_USAGE, "emit needs --target cuda");
+    if (c->o->output == NULL)
+        die(EXIT_USAGE, "emit needs -o DIR");
+    c->workers = CUDA_WORKERS;
+    if (!compile_to(c, "memory"))
+        return EXIT_INPUT;
+    Emitted *e = emit_program(c->plan);
+    if (diag_errors())
+        return EXIT_INPUT;
+    for (int r = 0; r < e->nstages; r++)
+        e->stage[r].head.workers = 1;           // threads of a rank on the host
+    Text program = { 0 };
+    cuda_program(c->plan, e, &program);
+    make_folder(c->o->output);
+    write_text(c->o->output, "program.cu", program.at, program.n);
+    write_tables(c->o->output, e);
+    write_makefile(c->o->output, c->config);
+    write_launch(c->o->output, c->plan);
+    write_plan(c->o->output, c->plan);
+    if (!c->o->quiet)
+        printf("%s: program.cu and what it needs; make -C %s builds it\n", c->o->output,
+               c->o->output);
+    return EXIT_FINE;
+}

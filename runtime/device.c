@@ -1,0 +1,255 @@
+/*
+ * device.c - training on devices: the runtime keeps the data, the files and the sums of
+ * a step; the program's device runs the passes (rt.h, RtDevice).
+ *
+ * The block's persistent part has a copy on the host, which first weights are written
+ * into and files are read from. It is pushed before the first step and pulled when
+ * somebody looks. Steps that belong to the host (RT_COUNT, RT_TOTALS) run behind the
+ * pass that holds them.
+ */
+#include "rt_impl.h"
+
+typedef struct {
+    void *ctx;
+    RtDeviceRank rank;
+    RtDeviceRows *rows;
+    RtDeviceColumns *columns;
+    RtDeviceGroup *groups;
+    RtDeviceRange *updates, *norms;
+    int *filled;                        // by row map: the microbatch that the device has
+} Device;
+
+static int told(RtRank *r, const char *what, const char *message)
+{
+    char who[48];
+    if (!message)
+        return RT_OK;
+    return rt_fail(r->rt, RT_WORLD, "%s: error: %s could not %s: %s", r->rt->exe, rt_who(r, who),
+                   what, message);
+}
+
+int64_t rt_persistent_bytes(const RtRank *r)
+{
+    const RtHeader *h = r->head;
+    /* a part is kept from this `zero` on */
+    const struct { int64_t offset; int part_from, stored; } kept[] = {
+        { h->params_offset, 3, h->params_stored }, { h->grads_offset, 2, RT_REAL },
+        { h->m_offset, 1, RT_REAL }, { h->v_offset, 1, RT_REAL },
+        { h->master_offset, 1, RT_REAL },
+    };
+    int64_t end = 0;
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
+        int64_t n = h->zero >= kept[i].part_from ? h->flat_pad / h->data : h->flat_pad;
+        int64_t to = kept[i].offset + n * rt_size(r->rt, kept[i].stored);
+        if (kept[i].offset >= 0 && to > end)
+            end = to;
+    }
+    return end;
+}
+
+/* ---- what the context is told --------------------------------------------- */
+
+static void tell_tables(RtRank *r, Device *d)
+{
+    const RtHeader *h = r->head;
+    d->rows = rt_alloc((size_t)h->nrowmaps + 1, sizeof *d->rows);
+    d->filled = rt_alloc((size_t)h->nrowmaps + 1, sizeof *d->filled);
+    d->columns = rt_alloc((size_t)h->ncolumns + 1, sizeof *d->columns);
+    for (int i = 0; i < h->nrowmaps; i++) {
+        const RtRows *m = &r->rows[i];
+        d->rows[i] = (RtDeviceRows){ m->count, m->nruns, m->seq, m->pos, m->tokens, m->targets,
+                                     m->token, m->runs };
+        d->filled[i] = -1;
+    }
+    for (int i = 0; i < h->ncolumns; i++)
+        d->columns[i] = (RtDeviceColumns){ r->cols[i].n, r->cols[i].global };
+}
+
+static void tell_groups(RtRank *r, Device *d)
+{
+    const RtDevice *dev = r->rt->options->device;
+    d->groups = rt_alloc((size_t)dev->ngroups + 1, sizeof *d->groups);
+    for (int i = 0; i < dev->ngroups; i++) {
+        const RtSeat *seat = rt_seat_of(r, dev->groups[i].axes, dev->groups[i].rep,
+                                        dev->groups[i].stages);
+        if (seat && seat->group)
+            d->groups[i] = (RtDeviceGroup){ seat->group->n, seat->me, seat->group->rank };
+    }
+}
+
+static int64_t place(const RtRank *r, int64_t offset, int unit, RtKept what, int64_t e, int stored)
+{
+    return offset < 0 ? -1 : offset + (e - rt_shift(r, unit, what)) * rt_size(r->rt, stored);
+}
+
+static RtDeviceRange range_of(const RtRank *r, int unit, int64_t lo, int64_t hi, bool decay)
+{
+    const RtHeader *h = r->head;
+    return (RtDeviceRange){
+        .n = hi - lo, .decay = decay,
+        .params = place(r, h->params_offset, unit, RT_PARAMS, lo, h->params_stored),
+        .master = place(r, h->master_offset, unit, RT_MOMENTS, lo, RT_REAL),
+        .grads = place(r, h->grads_offset, unit, RT_GRADS, lo, RT_REAL),
+        .m = place(r, h->m_offset, unit, RT_MOMENTS, lo, RT_REAL),
+        .v = place(r, h->v_offset, unit, RT_MOMENTS, lo, RT_REAL),
+    };
+}
+
+static void tell_ranges(RtRank *r, Device *d)
+{
+    d->updates = rt_alloc((size_t)r->nranges + 1, sizeof *d->updates);
+    d->norms = rt_alloc((size_t)r->head->nunits + 1, sizeof *d->norms);
+    for (int64_t i = 0; i < r->nranges; i++) {
+        const RtRange *g = &r->range[i];
+        d->updates[d->rank.nupdates++] = range_of(r, g->unit, g->lo, g->hi, g->decay);
+    }
+    for (int u = 0; u < r->head->nunits; u++) {
+        int64_t lo, hi;
+        rt_owned(r, u, &lo, &hi);
+        if (r->counts[u] && lo < hi)
+            d->norms[d->rank.nnorms++] = range_of(r, u, lo, hi, false);
+    }
+}
+
+int rt_device_open(RtRank *r)
+{
+    Device *d = rt_alloc(1, sizeof *d);
+    r->device = d;
+    tell_tables(r, d);
+    tell_groups(r, d);
+    tell_ranges(r, d);
+    d->rank.program = r->program;
+    d->rank.rank = r->id;
+    d->rank.nranks = r->rt->nranks;
+    d->rank.rows = d->rows;
+    d->rank.columns = d->columns;
+    d->rank.groups = d->groups;
+    d->rank.updates = d->updates;
+    d->rank.norms = d->norms;
+    d->rank.shared = &r->rt->device_shared;
+    return told(r, "open its device", r->rt->options->device->open(&d->rank, &d->ctx));
+}
+
+void rt_device_close(RtRank *r)
+{
+    Device *d = r->device;
+    if (!d)
+        return;
+    if (d->ctx)
+        r->rt->options->device->close(d->ctx);
+    free(d->rows);
+    free(d->filled);
+    free(d->columns);
+    free(d->groups);
+    free(d->updates);
+    free(d->norms);
+    free(d);
+    r->device = NULL;
+}
+
+int rt_device_push(RtRank *r)
+{
+    Device *d = r->device;
+    return told(r, "write to its device",
+                r->rt->options->device->write(d->ctx, 0, r->block,
+                                              (size_t)rt_persistent_bytes(r)));
+}
+
+int rt_device_pull(RtRank *r)
+{
+    Device *d = r->device;
+    return told(r, "read from its device",
+                r->rt->options->device->read(d->ctx, 0, r->block,
+                                             (size_t)rt_persistent_bytes(r)));
+}
+
+/* ---- a pass --------------------------------------------------------------- */
+
+/* Tokens of the pass's microbatch, where the device does not have them yet. */
+static int move_rows(RtRank *r, Device *d)
+{
+    const RtDevice *dev = r->rt->options->device;
+    for (int i = 0; i < r->head->nrowmaps; i++) {
+        if (r->rows[i].microbatch < 0 || d->filled[i] == r->rows[i].microbatch)
+            continue;
+        d->filled[i] = r->rows[i].microbatch;
+        RT_TRY(told(r, "take its tokens", dev->rows(d->ctx, i)));
+    }
+    return RT_OK;
+}
+
+int rt_device_pass(RtWorker *w, const RtPass *pass)
+{
+    RtRank *r = w->rank;
+    Device *d = r->device;
+    const RtDevice *dev = r->rt->options->device;
+    RtDeviceNow now = { .step = r->now.step, .count = r->now.count, .lr = r->now.lr,
+                        .clip = r->now.clip };
+    RT_TRY(move_rows(r, d));
+    if (pass->kind == RT_PASS_BEGIN)            // another step: other tokens in the same rows
+        for (int i = 0; i < r->head->nrowmaps; i++)
+            d->filled[i] = -1;
+    RT_TRY(told(r, "run a pass", dev->pass(d->ctx, (int)(pass - r->program->passes), &now)));
+    for (int i = pass->first; i < pass->last; i++) {
+        int kind = r->program->steps[i].kind;
+        if (kind == RT_TOTALS)
+            RT_TRY(told(r, "add up its loss", dev->sums(d->ctx, &r->loss[0], &r->squares[0])));
+        if (kind == RT_TOTALS || kind == RT_COUNT)
+            RT_TRY(rt_step(w, i));
+    }
+    return atomic_load_explicit(&r->rt->status, memory_order_relaxed);
+}
+
+/* ---- a program in one file -------------------------------------------------- */
+
+static const char *table_at(const char **at, const char *end, uint64_t *bytes)
+{
+    if (end - *at < (int64_t)sizeof *bytes)
+        return NULL;
+    memcpy(bytes, *at, sizeof *bytes);
+    const char *table = *at + sizeof *bytes;
+    if (*bytes > (uint64_t)(end - table))
+        return NULL;
+    *at = table + (*bytes + 7) / 8 * 8;
+    return table;
+}
+
+RtProgram *rt_program_read(const void *file, size_t bytes, int *nstages)
+{
+    const char *at = file, *end = at + bytes, *table[RT_TABLES];
+    uint64_t n[RT_TABLES], used[RT_TABLES] = { 0 };
+    for (int i = 0; i < RT_TABLES; i++)
+        if (!(table[i] = table_at(&at, end, &n[i])))
+            return NULL;
+    const RtHeader *head = (const RtHeader *)(const void *)table[0];
+    if (n[0] < sizeof *head || head->version != RT_VERSION || head->header_bytes != sizeof *head
+        || head->nstages < 1 || n[0] != sizeof *head * (uint64_t)head->nstages)
+        return NULL;
+    *nstages = head->nstages;
+    RtProgram *p = rt_alloc((size_t)head->nstages, sizeof *p);
+    for (int r = 0; r < *nstages; r++, head++) {
+        const void *mine[RT_TABLES];
+        const uint64_t size[RT_TABLES] = {
+            sizeof *head, sizeof(RtStep) * (uint64_t)head->nsteps,
+            sizeof(RtParam) * (uint64_t)head->nparams, sizeof(RtUnit) * (uint64_t)head->nunits,
+            sizeof(RtPiece) * (uint64_t)head->npieces,
+            sizeof(RtSegment) * (uint64_t)head->nsegments,
+            sizeof(RtColumns) * (uint64_t)head->ncolumns,
+            sizeof(RtRowMap) * (uint64_t)head->nrowmaps, sizeof(RtPass) * (uint64_t)head->npasses,
+            sizeof(int64_t) * (uint64_t)head->nslices, (uint64_t)head->text_bytes,
+        };
+        for (int i = 0; i < RT_TABLES; i++) {
+            if (used[i] + size[i] > n[i]) {
+                free(p);
+                return NULL;
+            }
+            mine[i] = table[i] + used[i];
+            used[i] += size[i];
+        }
+        p[r] = (RtProgram){ .head = mine[0], .steps = mine[1], .params = mine[2], .units = mine[3],
+                            .pieces = mine[4], .segments = mine[5], .columns = mine[6],
+                            .rowmaps = mine[7], .passes = mine[8], .slices = mine[9],
+                            .text = mine[10] };
+    }
+    return p;
+}
