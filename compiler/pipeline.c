@@ -399,8 +399,8 @@ static View *view_new(Pipeline *q, int64_t b, SliceProblem *out)
     *out = (SliceProblem){ .tokens = p->is.sequence, .grain = v->grain, .stages = q->P,
         .microbatches = p->is.batch / p->is.data / b, .separate = true, .time = slice_seconds,
         .arg = v, .nkinds = v->nkinds, .kind_stages = v->kind_count, .candidates = 4,
-        /* what can be laid out has its memory checked by partition, exactly */
-        .room = p->is.refused ? room_of(q, (double)b, p->is.batch / p->is.data / b) : NULL };
+        /* what will be laid out has its memory checked by partition, exactly */
+        .room = p->is.refused || q->on_paper ? room_of(q, (double)b, p->is.batch / p->is.data / b) : NULL };
     if (s->slices_kind == SLICES_AUTO && (p->sees_ahead || p->is.stages == 1))
         out->most = 1;                  // without stages slices only cost
     return v;
@@ -713,13 +713,14 @@ static void figures(Pipeline *q)
     q->hfu = q->executed_flop / (q->sim.step_s * devices * peak);
 }
 
-Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool keep_spans)
+Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool on_paper)
 {
     const PlanSpec *s = &p->config->plan;
     Pipeline *q = NEW(Pipeline);
     q->plan = p;
     q->turns_only = turns_only;
     q->blocking = blocking;
+    q->on_paper = on_paper;
     q->P = p->is.stages;
     q->v = s->chunks.set ? (int)s->chunks.v : 1;
     choose_feed(q);
@@ -727,7 +728,7 @@ Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool keep_spans
         return NULL;
     q->feed = q->feeds.at[0];
     price(q, q->feed.b);
-    build(q, &q->feed, keep_spans);
+    build(q, &q->feed, on_paper);
     stage_memory(q);
     figures(q);
     return q;

@@ -220,7 +220,7 @@ typedef struct {
 
 typedef struct Pipeline {
     Plan *plan; Cost *cost;
-    bool turns_only, blocking;
+    bool turns_only, blocking, on_paper;
     int P, v;
     Stretch *section;              // P*v, in the order of the model
     Feed feed;                      // the chosen one
@@ -233,8 +233,10 @@ typedef struct Pipeline {
 } Pipeline;
 
 /* needs: graph, mesh, fuse, autodiff. Chooses what the plan leaves open (turns, microbatch,
- * slices), builds the schedule and simulates it. NULL: errors were reported. */
-Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool keep_spans);
+ * slices), builds the schedule and simulates it. on_paper: nothing is laid out afterwards, so
+ * slices keep to the memory as estimated, and the simulation keeps its spans. NULL: errors
+ * were reported. */
+Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool on_paper);
 /* Seconds of a pass of section i over b sequences of l tokens after c. */
 PassCost pipeline_pass(const Pipeline *q, int section, double b, double l, double c);
 void print_pipeline(const Pipeline *q, FILE *f);            // print_pipeline.c
