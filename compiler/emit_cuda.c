@@ -48,6 +48,7 @@ typedef struct {
     Numbers groups;                 // of all stages: axes, rep, stages
     Numbers tiles;                  // of the stage: rowmap, rowmap_k, causal, window
     Numbers boxes;                  // of the stage: one step of each kind of all-to-all
+    int64_t scratch, work;          // bytes beside the block
 } Cuda;
 
 /* ---- operands ------------------------------------------------------------------------ */
@@ -107,6 +108,21 @@ static int boxes_of(Cuda *m, const RtStep *s)
 static const char *name_of(const Cuda *m, int32_t at)
 {
     return at < 0 ? "" : m->s->text.at + at;
+}
+
+/* Room beside the block: delta of attention, operands that change their type; sums that
+ * are added to what is there. */
+static void needs_room(Cuda *m, const RtStep *s)
+{
+    int64_t real = m->e->stage[0].head.real_bytes, scratch = 0, work = 0;
+    if (s->kind == RT_GEMM && s->a.stored != s->b.stored)
+        scratch = 2 * (s->a.stored == RT_REAL ? s->m : s->n) * s->k;
+    if (s->kind == RT_KERNEL && m->e->specs.at[s->kernel].kind == K_ATTN_DX)
+        scratch = m->p->rowmaps.at[s->rowmap].count * m->e->specs.at[s->kernel].heads * real;
+    if (s->kind == RT_REDUCE_SCATTER)
+        work = s->count * real;
+    m->scratch = scratch > m->scratch ? scratch : m->scratch;
+    m->work = work > m->work ? work : m->work;
 }
 
 /* ---- one step ------------------------------------------------------------------------- */
@@ -288,6 +304,7 @@ static void step(Cuda *m, Text *t, int i)
 {
     const RtStep *s = &m->s->steps.at[i];
     comment(m, t, s, i);
+    needs_room(m, s);
     if (s->kind == RT_GEMM) {
         gemm(m, t, s);
     } else if (s->kind == RT_KERNEL) {
@@ -522,9 +539,14 @@ static void main_text(const Cuda *m, Text *t)
                  m->groups.at[i], m->groups.at[i + 1], (uint64_t)m->groups.at[i + 2]);
     text_add(t, "    { 0, 0, 0 }\n};\n\nstatic const StageProgram stages[] = {\n");
     for (int r = 0; r < m->e->nstages; r++)
-        text_add(t, "    { stage%d, tiles_%d, boxes_%d, groups },\n", r, r, r);
-    text_add(t, "};\n\nint main(int argc, char **argv)\n{\n"
-             "    return teracube_main(stages, argc, argv);\n}\n");
+        text_add(t, "    { stage%d, tiles_%d, boxes_%d },\n", r, r, r);
+    text_add(t, "};\n\n/* Stages, groups, and bytes of scratch beside the block. */\n"
+             "static const Program program = { stages, groups, %" PRId64 ", %" PRId64 " };\n\n"
+             "extern \"C\" const char _binary_program_tables_start[], _binary_program_tables_end[];\n\n"
+             "int main(int argc, char **argv)\n{\n"
+             "    return teracube_main<&program>(_binary_program_tables_start,\n"
+             "                                   _binary_program_tables_end, argc, argv);\n}\n",
+             m->scratch, m->work);
 }
 
 void cuda_program(const Plan *p, const Emitted *e, Text *out)
