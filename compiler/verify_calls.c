@@ -49,6 +49,20 @@ static bool next_func(const Plan *p, Func *f)
     return true;
 }
 
+/* What a function does belongs to its phase; targets are counted in BEGIN. */
+static void check_phases(Verify *v, const Plan *p, const Func *f)
+{
+    static const Phase of[STEP_KINDS] = {
+        [STEP_BACKWARD] = PHASE_BACKWARD, [STEP_SEND_GRADIENT] = PHASE_BACKWARD,
+        [STEP_RECV_GRADIENT] = PHASE_BACKWARD, [STEP_SYNC] = PHASE_SYNC,
+        [STEP_OPTIMIZER] = PHASE_OPTIMIZER };
+    for (int i = f->first; i < f->end && i < p->insts.n; i++) {
+        const Inst *n = &p->insts.at[i];
+        if (n->phase != of[f->kind] || (n->kind == I_COUNT && f->kind != STEP_BEGIN))
+            verify_fail(v, i, "stands in a function of another phase, %s", step_word[f->kind]);
+    }
+}
+
 /* Every instruction belongs to one function, and they stand in the order of a unit. */
 static void check_functions(Verify *v, const Plan *p)
 {
@@ -62,6 +76,7 @@ static void check_functions(Verify *v, const Plan *p)
                         step_word[f->kind], f->slice, f->chunk);
         if (f->first != at || f->end < at)
             verify_fail(v, NONE, "functions of stage %d do not follow one another", p->stage);
+        check_phases(v, p, f);
         at = f->end;
         more = more && next_func(p, &want);
     }
@@ -91,7 +106,7 @@ static Steps calls_steps(Verify *v, const Plan *p)
         if (c->again != called[c->func])
             verify_fail(v, NONE, "call %d of stage %d, %s, is not the first of its function, or "
                         "is", i, p->stage, step_text(s));
-        if ((s->kind == STEP_BEGIN) != (i == 0))
+        if ((s->kind == STEP_BEGIN) != (i == 0) || c->region[REGION_FIXED])
             verify_fail(v, NONE, "call %d of stage %d is %s", i, p->stage, step_text(s));
         called[c->func] = true;
         if (s->kind != STEP_BEGIN)

@@ -25,6 +25,7 @@ typedef struct {
     int64_t k, want;            // products: columns summed over, and how many there are
     int64_t tokens;             // column sums: of how many tokens
     bool read;                  // since it was written: adding to it now is too late
+    bool sum;                   // of gradients: to be read, once, before it may go
 } Fact;
 typedef VEC(Fact) Facts;
 
@@ -105,7 +106,8 @@ static const Value *val(const Flow *f, ValueId v) { return &f->p->values.at[v]; 
 /* A range of the flat region spans several units and the gaps between them. */
 static bool is_range(const Flow *f, const Value *x)
 {
-    return f->p->buffers.at[x->buffer].persistent && x->unit == NONE;
+    BufClass c = f->p->buffers.at[x->buffer].class;
+    return (c == BUF_PARAMS || c == BUF_GRADS) && x->unit == NONE;
 }
 
 /* The fact's tensor may stand where `t` is asked for: views and sums in place. */
@@ -195,6 +197,16 @@ static void late(Flow *f, const Value *x)
         fail(f, "gradient-summed", "a gradient is written after the norm was taken");
 }
 
+/* A gradient that nobody has read is added to, never overwritten. */
+static void keeps_sums(Flow *f, const Value *x)
+{
+    const Facts *facts = &f->facts[x->buffer];
+    for (int i = 0; i < facts->n; i++)
+        if (facts->at[i].sum && !facts->at[i].read && overlaps(&facts->at[i], x))
+            fail(f, "gradient-summed", "what was added to the gradient of `%s` is overwritten",
+                 f->p->units.at[facts->at[i].unit].name);
+}
+
 static void put(Flow *f, ValueId id, Layout type)
 {
     const Value *x = val(f, id);
@@ -204,6 +216,7 @@ static void put(Flow *f, ValueId id, Layout type)
                .copies = has_copies(x), .nterms = 1, .last = f->i == NONE ? NONE : n->op };
     a.k = f->contracting;
     a.want = f->contracted;
+    keeps_sums(f, x);
     forget(f, x);
     vec_add(&f->facts[x->buffer], a);
     late(f, x);
@@ -266,10 +279,12 @@ static void produce(Flow *f, ValueId id, Layout type, bool accumulate)
 /* Same, for gradients of units: their type is not declared on the value. */
 static void produce_grad(Flow *f, ValueId id, Layout type, bool accumulate)
 {
-    if (accumulate)
+    if (accumulate) {
         add(f, id, type);
-    else
+    } else {
         put(f, id, type);
+        newest(f, id)->sum = val(f, id)->unit != NONE;
+    }
 }
 
 /* ---- types ----------------------------------------------------------------------------- */
@@ -836,6 +851,9 @@ static void unit_scatter(Flow *f, const Inst *n)
     const Value *a = val(f, n->in[0]), *c = val(f, n->out[0]);
     const ParamUnit *u = &f->p->units.at[a->unit];
     bool parts = n->axes == AX_DATA;
+    for (int i = 0; i < f->facts[a->buffer].n; i++)
+        if (f->facts[a->buffer].at[i].read && overlaps(&f->facts[a->buffer].at[i], a))
+            fail(f, "sum-twice", "this gradient of `%s` is scattered already", u->name);
     read(f, n->in[0]);
     Layout l = fact_type(f, n->in[0]);
     if (parts ? f->p->is.zero < 2 || !c->part || a->part || a->whole != (u->spread == 0)
@@ -1138,6 +1156,11 @@ static void check_contributions(Flow *f)
     if (f->ncount != 1 || f->nnorm != 1 || f->ntotals != 1 || f->nupdate != 1)
         fail(f, "step-order", "a step has %d counts of targets, %d norms, %d totals, %d updates",
              f->ncount, f->nnorm, f->ntotals, f->nupdate);
+    for (int b = 0; b < p->buffers.n; b++)
+        for (int i = 0; i < f->facts[b].n && !p->buffers.at[b].persistent; i++)
+            if (f->facts[b].at[i].sum && !f->facts[b].at[i].read)
+                fail(f, "gradient-summed", "`%s` is not added to the gradient",
+                     p->buffers.at[b].name);
     Facts *facts = &f->facts[0];
     for (int i = 0; i < facts->n; i++)
         if (facts->at[i].type.cols)
@@ -1146,8 +1169,24 @@ static void check_contributions(Flow *f)
                  axes_word(facts->at[i].type.cols, 1));
 }
 
+/* Flags and phases, where the rule of the kind takes them for granted. */
+static void check_inst(Flow *f, const Inst *n)
+{
+    bool scatter = n->kind == I_COLL && n->coll == COLL_REDUCE_SCATTER &&
+                   val(f, n->in[0])->unit != NONE;
+    bool keys = n->kind == I_ATTN_DX && f->p->is.nslices > 1;
+    bool adds = n->kind == I_GEMM || n->kind == I_COLSUM || n->kind == I_COPY || scatter || keys;
+    if (n->accumulate && !adds)
+        fail(f, "sum-twice", "adds to what it should make");
+    if ((n->kind == I_NORM || n->kind == I_TOTALS) && n->phase != PHASE_SYNC)
+        fail(f, "step-order", "gradients are complete behind the last microbatch");
+    if (n->kind == I_UPDATE && n->phase != PHASE_OPTIMIZER)
+        fail(f, "step-order", "the update stands before the end of the step");
+}
+
 static void rule(Flow *f, const Inst *n)
 {
+    check_inst(f, n);
     switch (n->kind) {
     case I_GEMM:       rule_gemm(f, n); break;
     case I_ROWS:       rule_rows(f, n); break;

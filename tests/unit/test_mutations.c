@@ -8,7 +8,10 @@
  * that starts as no number in each step; results are compared bit by bit. In plain
  * runs at most SAMPLE accepted mutants of a plan are executed; all with ALL=1.
  *
- * Other instructions are deleted and swapped with their neighbours in the same way.
+ * Other instructions are deleted and swapped with their neighbours in the same way. Of
+ * pipelines also flags that add to a sum, partners of transfers, the functions that
+ * instructions belong to, and the calls of the step table: their order, functions,
+ * microbatches and places in memory.
  * needs: llvm
  */
 #include <criterion/criterion.h>
@@ -20,8 +23,9 @@
 #include <unistd.h>
 
 #include "emit.h"
+#include "predict.h"
 
-enum { STEPS = 2, SAMPLE = 50, BATCH = 400 };
+enum { STEPS = 2, SAMPLE = 50, BATCH = 400, TRIED = 2500 };     // TRIED: of a pipeline
 
 /* ---- plans ------------------------------------------------------------------------ */
 
@@ -95,7 +99,7 @@ static Plan *plan_of(const char *model, const char *const *sets)
     Plan *p = plan_new(c);
     p->is.workers = 1;
     void (*const passes[])(Plan *) = { graph_build, mesh_choose, fuse_linears, autodiff_add,
-                                       partition_choose, memory_place };
+                                       slice_choose, partition_choose, memory_place };
     for (size_t i = 0; i < sizeof passes / sizeof *passes && !diag_errors(); i++)
         passes[i](p);
     unlink(path);
@@ -106,11 +110,44 @@ static Plan *plan_of(const char *model, const char *const *sets)
 
 /* ---- mutants ------------------------------------------------------------------------ */
 
-typedef enum { DELETE, DOUBLE, MOVE, REGROUP, OTHER_DELETE, OTHER_SWAP, KINDS } Kind;
-static const char *const kind_word[] = { "delete", "double", "move", "re-group",
-                                         "other: delete", "other: swap" };
-typedef struct { Kind kind; InstId at, to; Axes axes; int rep; } Mutant;
+typedef enum {
+    DELETE, DOUBLE, MOVE, REGROUP, OTHER_DELETE, OTHER_SWAP,
+    FLAG, PARTNER, BORDER, OTHER_MOVE,      // pipelines: from here on
+    CALL_DELETE, CALL_DOUBLE, CALL_MOVE, CALL_UNIT, CALL_AGAIN, CALL_REGION, KINDS
+} Kind;
+static const char *const kind_word[] = {
+    "delete", "double", "move", "re-group", "other: delete", "other: swap",
+    "flag", "partner", "border", "other: move",
+    "call: delete", "call: double", "call: move", "call: unit", "call: again", "call: region"
+};
+typedef struct { Kind kind; InstId at, to; Axes axes; int rep, stage; } Mutant;
 typedef VEC(Mutant) Mutants;
+
+static bool is_piped(const Plan *p)
+{
+    return p->is.stages > 1 || p->is.chunks > 1 || p->is.nslices > 1;
+}
+
+/* Where functions begin and end, once an instruction went in at `at` (or out: by = -1). */
+static void shift_funcs(Plan *m, int at, int by)
+{
+    for (int i = 0; i < m->funcs.n; i++) {
+        Func *f = &m->funcs.at[i];
+        bool last = f->end == m->insts.n - by && at == f->end;     // behind all others
+        f->first += f->first > at ? by : 0;
+        f->end += f->end > at || (by > 0 && last) ? by : 0;
+    }
+}
+
+static Phase phase_at(const Plan *m, int at)
+{
+    static const Phase of[] = { PHASE_FORWARD, PHASE_BACKWARD, PHASE_FORWARD, PHASE_FORWARD,
+        PHASE_BACKWARD, PHASE_BACKWARD, PHASE_SYNC, PHASE_OPTIMIZER, PHASE_FORWARD };
+    for (int i = 0; i < m->funcs.n; i++)
+        if (at >= m->funcs.at[i].first && at < m->funcs.at[i].end)
+            return of[m->funcs.at[i].kind];
+    return PHASE_OPTIMIZER;
+}
 
 static void insert(Plan *m, int at, Inst i)
 {
@@ -118,6 +155,9 @@ static void insert(Plan *m, int at, Inst i)
     memmove(m->insts.at + at + 1, m->insts.at + at,
             sizeof *m->insts.at * (size_t)(m->insts.n - 1 - at));
     m->insts.at[at] = i;
+    shift_funcs(m, at, 1);
+    if (is_piped(m))
+        m->insts.at[at].phase = phase_at(m, at);
 }
 
 static void removed(Plan *m, int at)
@@ -125,39 +165,129 @@ static void removed(Plan *m, int at)
     m->insts.n--;
     memmove(m->insts.at + at, m->insts.at + at + 1,
             sizeof *m->insts.at * (size_t)(m->insts.n - at));
+    shift_funcs(m, at, -1);
 }
 
-/* A copy of the plan with one change. What is moved belongs to the phase it moves to. */
-static Plan *mutate(const Plan *p, Mutant a)
+static Plan *copy_of(const Plan *p)
 {
     Plan *m = NEW(Plan);
     *m = *p;
-    m->insts.at = NEWN(Inst, p->insts.n + 1);
-    m->insts.cap = p->insts.n + 1;
+    m->insts.at = NEWN(Inst, p->insts.n + 2);
+    m->insts.cap = p->insts.n + 2;
     memcpy(m->insts.at, p->insts.at, sizeof *m->insts.at * (size_t)p->insts.n);
-    Inst i = p->insts.at[a.at];
+    m->funcs.at = NEWN(Func, p->funcs.n + 1);
+    memcpy(m->funcs.at, p->funcs.at, sizeof *m->funcs.at * (size_t)p->funcs.n);
+    m->calls.at = NEWN(Call, p->calls.n + 2);
+    m->calls.cap = p->calls.n + 2;
+    memcpy(m->calls.at, p->calls.at, sizeof *m->calls.at * (size_t)p->calls.n);
+    return m;
+}
+
+static void call_removed(Plan *m, int at)
+{
+    m->calls.n--;
+    memmove(m->calls.at + at, m->calls.at + at + 1,
+            sizeof *m->calls.at * (size_t)(m->calls.n - at));
+}
+
+static void call_insert(Plan *m, int at, Call c)
+{
+    vec_add(&m->calls, c);
+    memmove(m->calls.at + at + 1, m->calls.at + at,
+            sizeof *m->calls.at * (size_t)(m->calls.n - 1 - at));
+    m->calls.at[at] = c;
+}
+
+static void mutate_call(Plan *m, Mutant a)
+{
+    Call c = m->calls.at[a.at];
+    switch (a.kind) {
+    case CALL_DELETE:
+        call_removed(m, a.at);
+        break;
+    case CALL_DOUBLE:
+        call_insert(m, a.to, c);
+        break;
+    case CALL_MOVE:
+        call_removed(m, a.at);
+        call_insert(m, a.to, c);
+        break;
+    case CALL_UNIT:             // the unit and function of another call, with its own memory
+        m->calls.at[a.at].step = m->calls.at[a.to].step;
+        m->calls.at[a.at].func = m->calls.at[a.to].func;
+        break;
+    case CALL_REGION:           // rep: which region; to: whose place, or 64 bytes on
+        m->calls.at[a.at].region[a.rep] = a.to == a.at ? c.region[a.rep] + 64
+                                                       : m->calls.at[a.to].region[a.rep];
+        break;
+    default:
+        m->calls.at[a.at].again ^= true;
+        return;
+    }
+    bool *called = NEWN(bool, m->funcs.n);
+    for (int i = 0; i < m->calls.n; i++) {
+        m->calls.at[i].again = called[m->calls.at[i].func];
+        called[m->calls.at[i].func] = true;
+    }
+}
+
+static void change(Plan *m, Mutant a)
+{
+    Inst i = a.kind < CALL_DELETE ? m->insts.at[a.at] : (Inst){ 0 };
     switch (a.kind) {
     case DELETE: case OTHER_DELETE:
         removed(m, a.at);
         break;
     case DOUBLE:                // the copy goes before instruction `to`
-        i.phase = p->insts.at[a.to > 0 ? a.to - 1 : 0].phase;
+        i.phase = m->insts.at[a.to > 0 ? a.to - 1 : 0].phase;
         insert(m, a.to, i);
         break;
-    case MOVE: case OTHER_SWAP: // to the place of instruction `to`
-        i.phase = p->insts.at[a.to].phase;
+    case MOVE: case OTHER_SWAP: case OTHER_MOVE:    // to the place of instruction `to`
+        i.phase = m->insts.at[a.to].phase;
         removed(m, a.at);
         insert(m, a.to, i);
         break;
-    default:
+    case REGROUP:
         m->insts.at[a.at].axes = a.axes;
         m->insts.at[a.at].rep = a.rep;
+        break;
+    case FLAG:
+        m->insts.at[a.at].accumulate ^= true;
+        break;
+    case PARTNER:
+        m->insts.at[a.at].peer = a.to;
+        m->insts.at[a.at].stages ^= i.stages ? UINT64_C(1) << a.to : 0;
+        break;
+    case BORDER:                // of functions at - 1 and at
+        m->funcs.at[a.at - 1].end += a.to;
+        m->funcs.at[a.at].first += a.to;
+        a.at = m->funcs.at[a.at].first - (a.to > 0);
+        if (a.at >= 0 && a.at < m->insts.n)
+            m->insts.at[a.at].phase = phase_at(m, a.at);
+        break;
+    default:
+        mutate_call(m, a);
     }
-    memset(&m->funcs, 0, sizeof m->funcs);
-    memset(&m->calls, 0, sizeof m->calls);
-    funcs_of_one(m);
-    calls_of_one(m);
-    return m;
+}
+
+/* A copy of the plan with one change. What is moved belongs to the phase it moves to. */
+static Plan *mutate(const Plan *p, Mutant a)
+{
+    if (!is_piped(p)) {
+        Plan *m = copy_of(p);
+        change(m, a);
+        m->funcs.n = m->calls.n = 0;
+        funcs_of_one(m);
+        calls_of_one(m);
+        return m;
+    }
+    Plan **stages = NEWN(Plan *, p->is.stages);
+    for (int r = 0; r < p->is.stages; r++) {
+        stages[r] = copy_of(plan_stage(p, r));
+        stages[r]->stages = p->stages ? stages : NULL;
+    }
+    change(stages[a.stage], a);
+    return stages[0];
 }
 
 static bool touches(const Plan *p, const Inst *n, BufferId b, bool writes)
@@ -175,7 +305,7 @@ static void add_move(const Plan *p, Mutants *all, InstId at, int to)
     for (int i = all->n - 1; i >= 0 && all->at[i].at == at; i--)
         if (all->at[i].kind == MOVE && all->at[i].to == to)
             return;
-    Mutant m = { MOVE, at, to, 0, 1 };
+    Mutant m = { MOVE, at, to, 0, 1, p->stage };
     vec_add(all, m);
 }
 
@@ -184,7 +314,8 @@ static void moves(const Plan *p, Mutants *all, InstId at)
 {
     static const int far[] = { 1, 2, 3, 5, 8, 13, 21, 34, 55, 89 };
     const Inst *n = &p->insts.at[at];
-    BufferId src = p->values.at[n->in[0]].buffer, dst = p->values.at[n->out[0]].buffer;
+    BufferId src = p->values.at[n->nin ? n->in[0] : n->out[0]].buffer;
+    BufferId dst = p->values.at[n->nout ? n->out[0] : n->in[0]].buffer;
     for (size_t i = 0; i < sizeof far / sizeof *far; i++) {
         add_move(p, all, at, at - far[i]);
         add_move(p, all, at, at + far[i]);
@@ -231,33 +362,100 @@ static void regroups(const Plan *p, Mutants *all, InstId at)
             if (again || nseen == 128)
                 continue;
             seen[nseen++] = g;
-            Mutant m = { REGROUP, at, at, (Axes)axes, reps[r] };
+            Mutant m = { REGROUP, at, at, (Axes)axes, reps[r], p->stage };
             vec_add(all, m);
         }
 }
 
+static void add(Mutants *all, const Plan *p, Kind kind, int at, int to, int rep)
+{
+    Mutant m = { kind, at, to, 0, rep, p->stage };
+    vec_add(all, m);
+}
+
+static void inst_mutants(const Plan *p, Mutants *all)
+{
+    for (int i = 0; i < p->insts.n; i++) {
+        const Inst *n = &p->insts.at[i];
+        bool transfer = n->kind == I_COLL && (n->coll == COLL_SEND || n->coll == COLL_RECV);
+        if (n->kind != I_COLL) {
+            add(all, p, OTHER_DELETE, i, i, 1);
+            if (i + 1 < p->insts.n && p->insts.at[i + 1].kind != I_COLL)
+                add(all, p, OTHER_SWAP, i, i + 1, 1);
+            continue;
+        }
+        add(all, p, DELETE, i, i, 1);
+        static const int behind[] = { 1, 2, 4, 9, 30 };
+        for (int k = 0; k < 6; k++)
+            if ((k < 5 ? i + behind[k] : p->insts.n) <= p->insts.n &&
+                (k < 5 || i + 1 < p->insts.n))
+                add(all, p, DOUBLE, i, k < 5 ? i + behind[k] : p->insts.n, 1);
+        moves(p, all, i);
+        if (!transfer)
+            regroups(p, all, i);
+    }
+}
+
+static void pipe_mutants(const Plan *p, Mutants *all)
+{
+    static const int far[] = { 1, 2, 3, 5, 8, 13, 34 };
+    for (int i = 0; i < p->insts.n; i++) {
+        const Inst *n = &p->insts.at[i];
+        if (n->nout)
+            add(all, p, FLAG, i, i, 1);
+        for (int r = 0; r < p->is.stages && (n->coll >= COLL_SEND || n->stages); r++)
+            if (n->kind == I_COLL && (n->stages || r != n->peer))
+                add(all, p, PARTNER, i, r, 1);
+        for (int k = 0; k < 7 && n->kind != I_COLL; k++) {
+            if (i + far[k] < p->insts.n && far[k] > 1)
+                add(all, p, OTHER_MOVE, i, i + far[k], 1);
+            if (i >= far[k])
+                add(all, p, OTHER_MOVE, i, i - far[k], 1);
+        }
+    }
+    for (int i = 1; i < p->funcs.n; i++)
+        for (int by = -1; by <= 1; by += 2)
+            add(all, p, BORDER, i, by, 1);
+    for (int i = 0; i < p->calls.n; i++) {
+        add(all, p, CALL_DELETE, i, i, 1);
+        add(all, p, CALL_AGAIN, i, i, 1);
+        for (int k = 0; k < p->calls.n; k++) {
+            add(all, p, CALL_DOUBLE, i, k, 1);
+            if (k != i)
+                add(all, p, CALL_MOVE, i, k, 1);
+            if (k != i && p->calls.at[k].step.kind == p->calls.at[i].step.kind)
+                add(all, p, CALL_UNIT, i, k, 1);
+        }
+        for (int r = 0; r < REGIONS; r++)
+            for (int k = 0; k < p->calls.n; k++)
+                if (k == i || p->calls.at[k].region[r] != p->calls.at[i].region[r])
+                    add(all, p, CALL_REGION, i, k, r);
+    }
+}
+
+/* Of pipelines, about TRIED of each stage's kinds together; all of them with ALL=1. */
 static Mutants mutants_of(const Plan *p)
 {
     Mutants all = { 0 };
-    for (int i = 0; i < p->insts.n; i++) {
-        Mutant del = { OTHER_DELETE, i, i, 0, 1 }, swap = { OTHER_SWAP, i, i + 1, 0, 1 };
-        if (p->insts.at[i].kind != I_COLL) {
-            vec_add(&all, del);
-            if (i + 1 < p->insts.n && p->insts.at[i + 1].kind != I_COLL)
-                vec_add(&all, swap);
-            continue;
-        }
-        del.kind = DELETE;
-        vec_add(&all, del);
-        static const int behind[] = { 1, 2, 4, 9, 30 };
-        for (int k = 0; k < 6; k++) {
-            Mutant twice = { DOUBLE, i, k < 5 ? i + behind[k] : p->insts.n, 0, 1 };
-            if (twice.to <= p->insts.n && (k < 5 || i + 1 < p->insts.n))
-                vec_add(&all, twice);
-        }
-        moves(p, &all, i);
-        regroups(p, &all, i);
+    uint64_t x = 88172645463325252u;
+    int kept = 0, count[KINDS] = { 0 }, each = TRIED / KINDS;
+    for (int r = 0; r < p->is.stages; r++) {
+        inst_mutants(plan_stage(p, r), &all);
+        if (is_piped(p))
+            pipe_mutants(plan_stage(p, r), &all);
     }
+    if (!is_piped(p) || (getenv("ALL") && *getenv("ALL")))
+        return all;
+    for (int i = 0; i < all.n; i++)
+        count[all.at[i].kind]++;
+    for (int i = 0; i < all.n; i++) {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        if ((int)(x % 1000000) < (int)(1e6 * each / count[all.at[i].kind]))
+            all.at[kept++] = all.at[i];
+    }
+    all.n = kept;
     return all;
 }
 
@@ -378,9 +576,14 @@ static unsigned char *judge(const Plan *p, const Mutants *all)
 
 static const char *show(const Plan *p, Mutant a)
 {
+    p = plan_stage(p, a.stage);
+    if (a.kind >= CALL_DELETE)
+        return str_fmt("stage %d: %s of %d, %s (to %d, region %d)", a.stage, kind_word[a.kind],
+                       a.at, step_text(&p->calls.at[a.at].step), a.to, a.rep);
     const Inst *n = &p->insts.at[a.at];
-    return str_fmt("%s of %d `%s` (to %d, axes %s)", kind_word[a.kind], a.at,
-                   n->name ? n->name : inst_word[n->kind], a.to, axes_word(a.axes, a.rep));
+    return str_fmt("stage %d: %s of %d `%s` (to %d, axes %s)", a.stage, kind_word[a.kind], a.at,
+                   a.kind == BORDER ? "function" : n->name ? n->name : inst_word[n->kind], a.to,
+                   axes_word(a.axes, a.rep));
 }
 
 static void check(const char *name, const char *model, const char *const *sets)
@@ -419,7 +622,7 @@ static void check(const char *name, const char *model, const char *const *sets)
         if (v == COUNTS && bad++ < 30)
             fprintf(stderr, "%s: verify accepts: %s\n", name, show(p, all.at[i]));
     }
-    for (int i = 0; i < KINDS; i++)
+    for (int i = 0; i < (is_piped(p) ? KINDS : FLAG); i++)
         fprintf(stderr, "%-22s %-13s rejected %5d  same bits %4d  rounding %3d  counts %3d  "
                 "accepted, not run %4d\n", name, kind_word[i], count[i][REJECTED], count[i][SAME],
                 count[i][ROUNDING], count[i][COUNTS], count[i][NOT_RUN]);
@@ -458,3 +661,16 @@ MUTATIONS(parallel_211, parallel, "plan.cube=[2,1,1]", "plan.vectors=sharded")
 MUTATIONS(convert_222, convert, "plan.cube=[2,2,2]")
 MUTATIONS(convert_122_zero, convert, "plan.cube=[1,2,2]", "plan.data=2", "plan.zero=1")
 MUTATIONS(convert_321, convert, "plan.cube=[3,2,1]", "train.batch=6")
+MUTATIONS(piped_slices, gpt, "plan.pipeline=2", "plan.microbatch=1", "plan.slices=[5,1,6]",
+          "plan.schedule=1f1b")
+MUTATIONS(piped_full, gpt, "plan.pipeline=2", "plan.microbatch=2", "plan.slices=uniform(2)",
+          "plan.cube=[1,2,1]", "plan.recompute=full", "plan.schedule=gpipe")
+MUTATIONS(piped_chunks, llama, "plan.pipeline=2", "plan.chunks=2", "plan.microbatch=1",
+          "plan.slices=[7,5]", "model.layers=4", "plan.vectors=sharded", "plan.data=2",
+          "plan.zero=1")
+MUTATIONS(piped_one, llama, "plan.slices=[4,6,2]", "plan.microbatch=2", "plan.cube=[1,2,2]",
+          "plan.recompute=attention", "plan.keep=none")
+MUTATIONS(piped_zero_2, gpt, "plan.pipeline=2", "plan.microbatch=1", "plan.slices=[6,6]",
+          "plan.cube=[2,1,1]", "plan.data=2", "plan.zero=2")
+MUTATIONS(piped_zero_3, gpt, "plan.pipeline=2", "plan.microbatch=1", "plan.cube=[1,1,2]",
+          "plan.data=2", "plan.zero=3", "plan.vectors=sharded")
