@@ -114,14 +114,14 @@ static const char *name_of(const Cuda *m, int32_t at)
  * are added to what is there. */
 static void needs_room(Cuda *m, const RtStep *s)
 {
-    int64_t real = m->e->stage[0].head.real_bytes, scratch = 0, work = 0;
+    int64_t real = m->e->stage[0].head.real_bytes, room = 0, work = 0;
     if (s->kind == RT_GEMM && s->a.stored != s->b.stored)
-        scratch = 2 * (s->a.stored == RT_REAL ? s->m : s->n) * s->k;
+        room = 2 * (s->a.stored == RT_REAL ? s->m : s->n) * s->k;
     if (s->kind == RT_KERNEL && m->e->specs.at[s->kernel].kind == K_ATTN_DX)
-        scratch = m->p->rowmaps.at[s->rowmap].count * m->e->specs.at[s->kernel].heads * real;
+        room = m->p->rowmaps.at[s->rowmap].count * m->e->specs.at[s->kernel].heads * real;
     if (s->kind == RT_REDUCE_SCATTER)
         work = s->count * real;
-    m->scratch = scratch > m->scratch ? scratch : m->scratch;
+    m->scratch = room > m->scratch ? room : m->scratch;
     m->work = work > m->work ? work : m->work;
 }
 

@@ -15,6 +15,8 @@
  * (R_COLSUM) are kept over all items of a group, then added up in the block's row of the
  * scratch matrix. Functions are those of templates/cuda/rows.cuh.
  */
+#include <ctype.h>
+
 #include "emit_cuda.h"
 
 enum { WARP = 32, BLOCK = 256, WIDE_BLOCK = 512 };
@@ -29,7 +31,7 @@ typedef struct {
     int nphases, nred;
     Reduction *red;
     int *level, *seen, *kept;       // kept: last phase that reads it again, NONE
-    bool *scalar, *done;            // done: named in the present scope
+    bool *scalar, *done, *used;     // done: named in the present scope; used: by a result
     int phase;
 } Rows;
 
@@ -118,6 +120,20 @@ static void find_levels(Rows *r)
     }
 }
 
+/* Marks what a result is made of. */
+static void use(Rows *r, int i)
+{
+    const RowNode *n = &r->p->node[i];
+    if (r->used[i])
+        return;
+    r->used[i] = true;
+    bool leaf = n->kind < R_OP || (n->kind == R_OP && n->op == OP_COLUMN);
+    if (!leaf && n->a >= 0)
+        use(r, n->a);
+    if (!leaf && n->b >= 0 && n->kind != R_M2 && !(n->kind == R_OP && n->op == OP_SPREAD))
+        use(r, n->b);
+}
+
 /* Is the node's value in memory or costly, so that a later phase finds it in registers? */
 static bool keeps(const Rows *r, int i)
 {
@@ -149,6 +165,9 @@ static bool is_store(RowNodeKind k) { return k == R_STORE || k == R_STOREPART ||
 
 static void find_kept(Rows *r)
 {
+    for (int i = 0; i < r->p->nnodes; i++)
+        if (is_store(r->p->node[i].kind))
+            use(r, r->p->node[i].a);
     for (int p = 0; p < r->nphases; p++) {
         for (int i = 0; i < r->nred; i++)
             if (r->red[i].phase == p)
@@ -247,7 +266,8 @@ static void scalars(Rows *r, int phase)
 {
     for (int i = 0; i < r->p->nnodes; i++) {
         const RowNode *n = &r->p->node[i];
-        if (r->scalar[i] && r->level[i] == phase && !is_reduction(n->kind) && n->kind != R_NUMBER)
+        if (r->scalar[i] && r->used[i] && r->level[i] == phase && !is_reduction(n->kind) &&
+            n->kind != R_NUMBER)
             scalar_text(r, i);
     }
 }
@@ -361,7 +381,7 @@ static void reduction_end(Rows *r, const Reduction *d, int k)
     put(r, "        r%d = group_%s<G>(r%d, scratch);\n", k, how, k);
     if (d->kind == R_MEAN)
         put(r, "        r%d *= %s;\n", k, constant(r, 1.0 / (double)r->pw));
-    if (d->node != NONE)
+    if (d->node != NONE && r->used[d->node])
         put(r, "        const %s v%d = r%d;\n", real(r), d->node, k);
 }
 
@@ -412,14 +432,21 @@ static bool in_phase(const Rows *r, int i, int p)
     return (k == R_STORE || k == R_COLSUM) && r->level[i] == p;
 }
 
-static void column_loop(Rows *r, int p)
+/* Does the text name the column `c`? */
+static bool names_column(const char *s)
 {
-    bool whole = r->pw == (int64_t)r->how.group * r->E;
+    for (const char *at = s; (at = strchr(at, 'c')); at++) {
+        bool begins = at == s || !(isalnum((unsigned char)at[-1]) || at[-1] == '_' ||
+                                   at[-1] == '>' || at[-1] == '.');
+        if (begins && !isalnum((unsigned char)at[1]) && at[1] != '_')
+            return true;
+    }
+    return false;
+}
+
+static void chunk_body(Rows *r, int p)
+{
     memset(r->done, 0, sizeof *r->done * (size_t)r->p->nnodes);
-    put(r, "#pragma unroll\n        for (int e = 0; e < %d; e += V) {\n"
-        "            const int c = (e / V * G + lane) * V;\n", r->E);
-    if (!whole)
-        put(r, "            if (c >= %" PRId64 ")\n                break;\n", r->pw);
     for (int k = 0; k < r->nred; k++)
         if (r->red[k].phase == p)
             loads(r, r->red[k].a, p);
@@ -449,7 +476,21 @@ static void column_loop(Rows *r, int p)
     for (int i = 0; i < r->p->nnodes; i++)
         if (in_phase(r, i, p) && r->p->node[i].kind == R_STORE)
             store_chunk(r, i);
-    put(r, "        }\n");
+}
+
+static void column_loop(Rows *r, int p)
+{
+    bool whole = r->pw == (int64_t)r->how.group * r->E;
+    Text body = { 0 }, *out = r->out;
+    r->out = &body;
+    chunk_body(r, p);
+    r->out = out;
+    put(r, "#pragma unroll\n        for (int e = 0; e < %d; e += V) {\n", r->E);
+    if (!whole || names_column(body.at))
+        put(r, "            const int c = (e / V * G + lane) * V;\n");
+    if (!whole)
+        put(r, "            if (c >= %" PRId64 ")\n                break;\n", r->pw);
+    put(r, "%s        }\n", body.at);
 }
 
 static void phase(Rows *r, int p)
@@ -548,9 +589,13 @@ CudaRows cuda_rows_how(const RowProg *p, bool is_double, int aligned_to)
     while (h.vec > 1 && (h.vec > aligned_to || !aligned(p, pw, h.vec)))
         h.vec /= 2;
     bool shared = false;        // sums of several parts in one row of scratch: an item a block
-    for (int i = 0; i < p->nnodes; i++)
+    bool sums = false;          // sums stay in registers: fewer columns a thread
+    for (int i = 0; i < p->nnodes; i++) {
+        sums |= p->node[i].kind == R_COLSUM;
         shared |= p->node[i].kind == R_COLSUM && !sums_stay(p, p->arg[p->node[i].arg].length);
-    h.group = pw <= 1024 && !shared ? WARP : pw <= 8192 ? BLOCK : WIDE_BLOCK;
+    }
+    bool narrow = pw <= (sums ? 256 : 1024) && !shared;
+    h.group = narrow ? WARP : pw <= 8192 ? BLOCK : WIDE_BLOCK;
     h.block = h.group == WARP ? BLOCK : h.group;
     int64_t chunk = (int64_t)h.group * h.vec;
     h.each = (int)((pw + chunk - 1) / chunk) * h.vec;
@@ -565,6 +610,7 @@ void cuda_rows(Text *out, const RowProg *p, const char *symbol, CudaRows how)
     r.kept = NEWN(int, p->nnodes);
     r.scalar = NEWN(bool, p->nnodes);
     r.done = NEWN(bool, p->nnodes);
+    r.used = NEWN(bool, p->nnodes);
     r.red = NEWN(Reduction, 2 * p->nnodes + 1);
     find_levels(&r);
     find_kept(&r);
