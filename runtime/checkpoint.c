@@ -10,7 +10,8 @@
  * block, as far as the shard has it, is one range.
  *
  * Saving writes to FILE.tmp-PID in the same folder, counts every element, syncs
- * and renames. Only one copy of each element is written (RtRank.counts).
+ * and renames. Only one copy of each element is written (RtRank.counts). Ranks that are
+ * processes open the file that rank 0 made, PID being rank 0's.
  */
 #include "rt_impl.h"
 
@@ -272,7 +273,7 @@ int rt_init_params(RtWorker *w)
         io->unit = u;
         if (share_of(w, &r->program->units[u], &lo, &hi))
             status = rt->load ? unit_runs(io, u, lo, hi) : rt_spans(r, u, lo, hi, init_span, io);
-        atomic_fetch_add(&r->progress, 1);
+        atomic_fetch_add(&r->sign->progress, 1);
     }
     free(io);
     return status;
@@ -382,12 +383,14 @@ static int save_broken(Rt *rt, const char *doing)
                    strerror(errno));
 }
 
+/* The process of rank 0 makes it, then the others find it. */
 static int open_tmp(Rt *rt)
 {
     size_t room = strlen(rt->options->save) + 32;
     rt->save_tmp = rt_alloc(room, 1);
-    snprintf(rt->save_tmp, room, "%s.tmp-%ld", rt->options->save, (long)getpid());
-    rt->save_fd = open(rt->save_tmp, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    snprintf(rt->save_tmp, room, "%s.tmp-%d", rt->options->save, rt->save_id);
+    int how = rt->first == 0 ? O_RDWR | O_CREAT | O_TRUNC : O_RDWR;
+    rt->save_fd = open(rt->save_tmp, how | O_CLOEXEC, 0666);
     if (rt->save_fd >= 0)
         return RT_OK;
     free(rt->save_tmp);
@@ -402,12 +405,15 @@ void rt_save_forget(Rt *rt)
         return;
     if (rt->save_fd >= 0)
         close(rt->save_fd);
-    unlink(rt->save_tmp);
+    rt->save_fd = -1;
+    if (rt->first == 0 || atomic_load(&rt->status))
+        unlink(rt->save_tmp);
     free(rt->save_tmp);
     rt->save_tmp = NULL;
 }
 
-/* Before the first step: can a file be made there at all? */
+/* Before the first step: can a file be made there at all, and do all processes see it? It
+ * is there until rt_save_forget. */
 int rt_save_probe(Rt *rt)
 {
     struct stat st;
@@ -416,9 +422,13 @@ int rt_save_probe(Rt *rt)
     if (stat(rt->options->save, &st) == 0 && !S_ISREG(st.st_mode))
         return rt_fail(rt, RT_WORLD, "%s: error: could not write the weights there: it is no "
                        "regular file", rt->options->save);
-    RT_TRY(open_tmp(rt));
-    rt_save_forget(rt);
-    return RT_OK;
+    if (rt->first == 0)
+        open_tmp(rt);                   // its status is kept
+    if (rt->mpi)
+        RT_TRY(rt_mpi_agree(rt, NULL));
+    if (rt->first > 0)
+        open_tmp(rt);
+    return atomic_load(&rt->status);
 }
 
 /* n values of the run, side by side. */
@@ -467,6 +477,7 @@ static int save_run(FileIo *io, const FileRun *run)
     return RT_OK;
 }
 
+/* Opens the file; rank 0's process has made it. */
 static int begin_save(Rt *rt)
 {
     int n = rt->head->nparams;
@@ -477,8 +488,9 @@ static int begin_save(Rt *rt)
     char *header = rt_tensors_header(rt, &bytes, rt->tensor_at);
     if (!header)
         return save_broken(rt, "make the header");
-    int bad = rt_write_at(rt->save_fd, header, bytes, 0)
-              || ftruncate(rt->save_fd, rt->tensor_at[n]);
+    bool makes = rt->first == 0;
+    int bad = makes && (rt_write_at(rt->save_fd, header, bytes, 0)
+                        || ftruncate(rt->save_fd, rt->tensor_at[n]));
     free(header);
     return bad ? save_broken(rt, "write the weights") : RT_OK;
 }
@@ -498,6 +510,24 @@ static int sync_folder(Rt *rt)
     return bad ? save_broken(rt, "sync the folder") : RT_OK;
 }
 
+/* What the other processes wrote, too. */
+static int add_written(RtWorker *w)
+{
+    Rt *rt = w->rank->rt;
+    int nparams = rt->head->nparams;
+    double v[RT_MAX_SUMS];
+    for (int i = 0; i < nparams; i += RT_MAX_SUMS) {
+        int n = nparams - i < RT_MAX_SUMS ? nparams - i : RT_MAX_SUMS;
+        for (int k = 0; k < n; k++)
+            v[k] = (double)atomic_load(&rt->written[i + k]);
+        RT_TRY(rt_sum_doubles(w, &w->rank->world, v, n));
+        for (int k = 0; k < n; k++)
+            atomic_store(&rt->written[i + k], (long long)v[k]);
+    }
+    return RT_OK;
+}
+
+/* Rank 0, when all have written. */
 static int end_save(Rt *rt)
 {
     const RtProgram *p = rt->program;
@@ -535,26 +565,39 @@ static int save_params(RtWorker *w)
         io->unit = u;
         if (r->counts[u] && share_of(w, &r->program->units[u], &lo, &hi))
             status = unit_runs(io, u, lo, hi);
-        atomic_fetch_add(&r->progress, 1);
+        atomic_fetch_add(&r->sign->progress, 1);
     }
     free(io);
     return status;
 }
 
+/* An error is kept in rt, and made everybody's where all meet next. */
 int rt_save(RtWorker *w)
 {
     RtRank *r = w->rank;
-    bool lead = w->index == 0, first = lead && r->id == 0;
+    Rt *rt = r->rt;
+    bool lead = w->index == 0, first = lead && r->id == 0, other = lead && !first && rt->mpi;
     if (first)
-        RT_TRY(begin_save(r->rt));
+        begin_save(rt);
     if (lead)
-        RT_TRY(rt_barrier(w, &r->world));
-    RT_TRY(rt_team(w));
-    RT_TRY(save_params(w));
-    RT_TRY(rt_team(w));
+        RT_TRY(rt_agree(w));
+    if (other)
+        begin_save(rt);
+    rt_team(w);
+    if (!atomic_load(&rt->status))
+        save_params(w);
+    rt_team(w);
+    if (other && !atomic_load(&rt->status) && fsync(rt->save_fd))
+        save_broken(rt, "sync the weights");
     if (lead)
-        RT_TRY(rt_barrier(w, &r->world));
-    return first ? end_save(r->rt) : RT_OK;
+        RT_TRY(rt_agree(w));
+    if (lead && rt->mpi)
+        RT_TRY(add_written(w));
+    if (first)
+        end_save(rt);
+    if (other)
+        rt_save_forget(rt);
+    return lead ? rt_agree(w) : RT_OK;
 }
 
 /* ---- look-ups ------------------------------------------------------------ */

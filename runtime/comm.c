@@ -66,25 +66,27 @@ static bool takes_part(const RtGroupKind *k, const RtRank *r)
 }
 
 /*
- * Ranks fall into one group when they agree on all axes outside the kind. Rank
- * numbers have the order of groups: stage, data, x, y, z; and y = yk, yr.
+ * The groups of one kind in which ranks of this process are. Ranks fall into one group
+ * when they agree on all axes outside the kind. Rank numbers have the order of groups:
+ * stage, data, x, y, z; and y = yk, yr.
  */
 static void seat_kind(Rt *rt, int ikind, int *members)
 {
     RtGroupKind *k = &rt->kind[ikind];
     int others = (RT_STAGE | RT_DATA | RT_X | RT_YK | RT_YR | RT_Z) & ~k->axes;
-    for (int i = 0; i < rt->nranks; i++) {
+    for (int i = rt->first; i < rt->first + rt->nlocal; i++) {
         RtRank *r = &rt->rank[i];
         if (r->seat[ikind].group || !takes_part(k, r))
             continue;
         int place = rt_axis_coordinate(r, others, k->rep, NULL), n = 0;
-        for (int j = i; j < rt->nranks; j++)
+        for (int j = 0; j < rt->nranks; j++)
             if (takes_part(k, &rt->rank[j])
                 && rt_axis_coordinate(&rt->rank[j], others, k->rep, NULL) == place)
                 members[n++] = j;
         RtGroup *g = new_group(rt, members, n);
         for (int m = 0; m < n; m++)
-            rt->rank[members[m]].seat[ikind] = (RtSeat){ g, m };
+            if (rt_is_here(rt, members[m]))
+                rt->rank[members[m]].seat[ikind] = (RtSeat){ g, m };
     }
 }
 
@@ -108,19 +110,27 @@ int rt_groups_make(Rt *rt)
     for (int s = 0; s < nstages; s++)
         rt->step_kind[s] = kinds_of_steps(rt, &rt->program[s]);
     int *members = rt_alloc((size_t)rt->nranks, sizeof *members);
-    rt->groups = rt_alloc((size_t)rt->nranks * (size_t)rt->nkinds + 1, sizeof *rt->groups);
-    for (int i = 0; i < rt->nranks; i++) {
-        rt->rank[i].seat = rt_alloc((size_t)rt->nkinds, sizeof(RtSeat));
-        rt->rank[i].step_kind = rt->step_kind[rt->rank[i].stage];
-        members[i] = i;
-    }
-    rt->everyone = new_group(rt, members, rt->nranks);
+    rt->groups = rt_alloc((size_t)rt->nlocal * (size_t)rt->nkinds + 1, sizeof *rt->groups);
     for (int i = 0; i < rt->nranks; i++)
-        rt->rank[i].world = (RtSeat){ rt->everyone, i };
+        members[i] = i;
+    rt->everyone = new_group(rt, members, rt->nranks);
+    for (int i = rt->first; i < rt->first + rt->nlocal; i++) {
+        RtRank *r = &rt->rank[i];
+        r->seat = rt_alloc((size_t)rt->nkinds, sizeof *r->seat);
+        r->step_kind = rt->step_kind[r->stage];
+        r->world = (RtSeat){ rt->everyone, i };
+    }
     for (int k = 0; k < rt->nkinds; k++)
         seat_kind(rt, k, members);
     free(members);
     return RT_OK;
+}
+
+const RtSeat *rt_seat_of(const RtRank *r, int axes, int rep, uint64_t stages)
+{
+    int known = r->rt->nkinds, k = find_kind(r->rt, axes, rep, stages);
+    r->rt->nkinds = known;              // one that no step has stays unknown
+    return k < known ? &r->seat[k] : NULL;
 }
 
 void rt_groups_free(Rt *rt)
@@ -195,6 +205,13 @@ int rt_sum_doubles(RtWorker *w, const RtSeat *s, double *v, int n)
 int rt_barrier(RtWorker *w, const RtSeat *s)
 {
     return comm_of(w, s)->barrier(w, s);
+}
+
+/* Worker 0; called with an error too. */
+int rt_agree(RtWorker *w)
+{
+    RtRank *r = w->rank;
+    return r->rt->mpi ? rt_mpi_agree(r->rt, r) : rt_barrier(w, &r->world);
 }
 
 /* ---- messages ------------------------------------------------------------- */

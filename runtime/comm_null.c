@@ -82,6 +82,6 @@ static int null_barrier(RtWorker *w, const RtSeat *s)
 }
 
 const RtComm rt_comm_null = {
-    "null", NULL, NULL, null_all_gather, null_reduce_scatter, null_all_reduce, null_all_to_all,
-    null_send, null_recv, null_sum_doubles, null_barrier,
+    "null", NULL, NULL, NULL, null_all_gather, null_reduce_scatter, null_all_reduce,
+    null_all_to_all, null_send, null_recv, null_sum_doubles, null_barrier,
 };

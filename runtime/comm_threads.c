@@ -48,7 +48,7 @@ struct RtMail {
     int from, to, kind;
     int64_t room;                       // bytes of a box
     char *box;
-    struct { int64_t bytes; int step, microbatch, slice; } label[BOXES];
+    RtLabel label[BOXES];
 };
 
 /* ---- barriers ------------------------------------------------------------ */
@@ -132,21 +132,22 @@ static int awaited_by(const RtRank *r)
 {
     const RtBarrier *b = atomic_load(&r->waits);
     if (!b)
-        return atomic_load(&r->waits_for);
+        return atomic_load(&r->sign->waits_for);
     int m = missing_member(b, (atomic_load(&b->gen) & ~OVER) + 1);
     return m < 0 ? -1 : b->rank[m];
 }
 
 /* A number that changes when a rank moves that this one waits for, through others too:
  * in a pipeline a rank may stand still for long because the first stage works. */
-static uint64_t moves_of(const RtRank *r)
+uint64_t rt_moves(const RtRank *r)
 {
     const Rt *rt = r->rt;
     uint64_t moves = 0;
     int rank = r->id;
     for (int hop = 0; hop <= rt->nranks && rank >= 0; hop++) {
         const RtRank *q = &rt->rank[rank];
-        moves = moves * 1000003 + (uint64_t)atomic_load(&q->progress) * 4099 + (uint64_t)rank;
+        moves = moves * 1000003 + (uint64_t)atomic_load(&q->sign->progress) * 4099
+                + (uint64_t)rank;
         rank = awaited_by(q);
     }
     return moves;
@@ -157,11 +158,12 @@ static uint64_t moves_of(const RtRank *r)
  * that does not wait: who is missing there is what the reader wants to know.
  * `worker` >= 0: this thread waits for that worker of its own rank.
  */
-static int waited_too_long(RtRank *r, int worker, const char *what)
+void rt_waiting(const RtRank *r, int worker, const char *what, double seconds, char *out,
+                size_t room)
 {
-    Rt *rt = r->rt;
-    char text[1600], words[300], who[48], whom[48];
-    int op = atomic_load(&r->op), peer = awaited_by(r);
+    const Rt *rt = r->rt;
+    char words[300], who[48], whom[48];
+    int op = atomic_load(&r->sign->op), peer = awaited_by(r);
     if (worker > 0 || (worker == 0 && peer < 0))
         snprintf(whom, sizeof whom, "worker %d", worker);
     else if (peer < 0)
@@ -169,29 +171,46 @@ static int waited_too_long(RtRank *r, int worker, const char *what)
     else
         rt_who(&rt->rank[peer], whom);
     op_words(r, op, what, words, sizeof words);
-    size_t at = (size_t)snprintf(text, sizeof text, "%s: error: %s waited %g s in %s (%s%sstep "
-                                 "%lld) for %s", rt->exe, rt_who(r, who), rt->timeout_s, words,
+    size_t at = (size_t)snprintf(out, room, "%s waited %.3g s in %s (%s%sstep %lld) for %s",
+                                 rt_who(r, who), seconds, words,
                                  op >= 0 ? rt_text(r->program, r->program->steps[op].source) : "",
                                  op >= 0 ? ", " : "", (long long)r->now.step + 1, whom);
     int seen[HOPS];
-    for (int hop = 0; hop < HOPS && peer >= 0 && at < sizeof text; hop++) {
+    for (int hop = 0; hop < HOPS && peer >= 0 && at < room; hop++) {
         seen[hop] = r->id;
         r = &rt->rank[peer];
         for (int i = 0; i <= hop; i++)
-            if (seen[i] == peer)
-                return rt_fail(rt, RT_WORLD, "%s\nnote: they wait for each other", text);
-        op = atomic_load(&r->op);
+            if (seen[i] == peer) {
+                snprintf(out + at, room - at, "\nnote: they wait for each other");
+                return;
+            }
+        op = atomic_load(&r->sign->op);
         peer = awaited_by(r);
         op_words(r, op, "nothing", words, sizeof words);
         if (peer >= 0)
-            at += (size_t)snprintf(text + at, sizeof text - at, "\nnote: %s itself waits in %s "
-                                   "for %s", rt_who(r, who), words,
-                                   rt_who(&rt->rank[peer], whom));
+            at += (size_t)snprintf(out + at, room - at, "\nnote: %s itself waits in %s for %s",
+                                   rt_who(r, who), words, rt_who(&rt->rank[peer], whom));
         else if (op >= 0)
-            at += (size_t)snprintf(text + at, sizeof text - at, "\nnote: %s is in %s",
-                                   rt_who(r, who), words);
+            at += (size_t)snprintf(out + at, room - at, "\nnote: %s is in %s", rt_who(r, who),
+                                   words);
     }
-    return rt_fail(rt, RT_WORLD, "%s", text);
+}
+
+void rt_doing(const RtRank *r, char *out, size_t room)
+{
+    char words[300], who[48];
+    int op = atomic_load(&r->sign->op);
+    op_words(r, op, "nothing", words, sizeof words);
+    snprintf(out, room, "%s is in %s (%s%sstep %lld)", rt_who(r, who), words,
+             op >= 0 ? rt_text(r->program, r->program->steps[op].source) : "",
+             op >= 0 ? ", " : "", (long long)r->now.step + 1);
+}
+
+static int waited_too_long(const RtRank *r, int worker, const char *what)
+{
+    char text[1600];
+    rt_waiting(r, worker, what, r->rt->timeout_s, text, sizeof text);
+    return rt_fail(r->rt, RT_WORLD, "%s: error: %s", r->rt->exe, text);
 }
 
 /*
@@ -214,7 +233,7 @@ static int sleep_on(RtRank *r, atomic_uint *word, unsigned value, atomic_int *sl
         if (why != ETIMEDOUT)
             continue;
         double now = rt_now_s();
-        uint64_t m = moves_of(r);
+        uint64_t m = rt_moves(r);
         if (since == 0 || m != moves) {
             since = now - (since == 0 ? nap_s : 0);
             moves = m;
@@ -287,7 +306,7 @@ static int enter(RtWorker *w, const RtSeat *s, const void *src, void *dst, int64
     RtGroup *g = s->group;
     RtRank *r = w->rank;
     if (w->index == 0) {
-        int op = atomic_load(&r->op);
+        int op = atomic_load(&r->sign->op);
         RtSlot *slot = &g->slot[s->me];
         slot->src = src;
         slot->dst = dst;
@@ -389,8 +408,8 @@ static void sum_f64(const RtGroup *g, int64_t first, int64_t n, double *out, boo
 }
 
 /* `stored`: how the members' numbers are. */
-static void sum_members(const RtWorker *w, const RtGroup *g, int stored, int64_t first, int64_t n,
-                        RtNumbers out, bool add)
+void rt_sum_members(const RtWorker *w, const RtGroup *g, int stored, int64_t first, int64_t n,
+                    RtNumbers out, bool add)
 {
     if (w->rank->rt->real == sizeof(float))
         sum_f32(g, stored, first, n, out, add);
@@ -430,7 +449,7 @@ static int threads_reduce_scatter(RtWorker *w, const RtSeat *s, RtNumbers src, R
     RT_TRY(enter(w, s, src.at, dst.at, n, shared));
     int64_t lo, hi;
     my_part(w, n, shared, &lo, &hi);
-    sum_members(w, s->group, src.stored, s->me * n + lo, hi - lo, number_at(w, dst, lo), add);
+    rt_sum_members(w, s->group, src.stored, s->me * n + lo, hi - lo, number_at(w, dst, lo), add);
     return leave(w, s, shared);
 }
 
@@ -444,7 +463,7 @@ static int threads_all_reduce(RtWorker *w, const RtSeat *s, RtNumbers dst, int64
     RT_TRY(enter(w, s, dst.at, dst.at, n, shared));
     if (n * size <= SMALL) {
         _Alignas(RT_LINE) char sum[SMALL];
-        sum_members(w, g, dst.stored, 0, n, (RtNumbers){ sum, dst.stored }, false);
+        rt_sum_members(w, g, dst.stored, 0, n, (RtNumbers){ sum, dst.stored }, false);
         RT_TRY(leave(w, s, false));
         memcpy(dst.at, sum, (size_t)(n * size));
         return RT_OK;
@@ -453,7 +472,7 @@ static int threads_all_reduce(RtWorker *w, const RtSeat *s, RtNumbers dst, int64
     int64_t lo, hi, a, b;
     rt_split(n, g->n, s->me, RT_LINE, &lo, &hi);
     my_part(w, hi - lo, shared, &a, &b);
-    sum_members(w, g, dst.stored, lo + a, b - a, number_at(w, dst, lo + a), false);
+    rt_sum_members(w, g, dst.stored, lo + a, b - a, number_at(w, dst, lo + a), false);
     RT_TRY(leave(w, s, shared));
     if (shared)
         RT_TRY(rt_team(w));
@@ -571,9 +590,9 @@ static int await_mail(RtRank *r, RtMail *m, atomic_uint *word, unsigned value, i
         pause_cpu();
     if (atomic_load(word) != value)
         return RT_OK;
-    atomic_store(&r->waits_for, peer);
+    atomic_store(&r->sign->waits_for, peer);
     int status = sleep_on(r, word, value, &m->sleepers, NULL, "a message");
-    atomic_store(&r->waits_for, -1);
+    atomic_store(&r->sign->waits_for, -1);
     return status;
 }
 
@@ -619,24 +638,24 @@ static int threads_send(RtWorker *w, int peer, int kind, const void *src, int64_
     if (w->index)
         return RT_OK;
     m->label[i].bytes = bytes;
-    m->label[i].step = atomic_load(&r->op);
+    m->label[i].step = atomic_load(&r->sign->op);
     m->label[i].microbatch = w->pass->microbatch;
     m->label[i].slice = w->pass->slice;
     return count_up(r->rt, m, &m->sent);
 }
 
 /* The message that came is not the one that is expected. */
-static int wrong_message(const RtWorker *w, const RtMail *m, unsigned i, int64_t bytes)
+int rt_wrong_message(const RtWorker *w, int from, const RtLabel *sent, int64_t bytes)
 {
-    const RtRank *r = w->rank, *from = &r->rt->rank[m->from];
-    char who[48], whom[48], sent[300], want[300];
-    op_words(from, m->label[i].step, "a message", sent, sizeof sent);
-    op_words(r, atomic_load(&r->op), "a message", want, sizeof want);
+    const RtRank *r = w->rank, *peer = &r->rt->rank[from];
+    char who[48], whom[48], did[300], want[300];
+    op_words(peer, sent->step, "a message", did, sizeof did);
+    op_words(r, atomic_load(&r->sign->op), "a message", want, sizeof want);
     return rt_fail(r->rt, RT_BUG, "%s: error: %s expects microbatch %d slice %d, %lld bytes, in "
                    "%s; %s sent microbatch %d slice %d, %lld bytes, in %s", r->rt->exe,
                    rt_who(r, who), w->pass->microbatch, w->pass->slice, (long long)bytes, want,
-                   rt_who(from, whom), m->label[i].microbatch, m->label[i].slice,
-                   (long long)m->label[i].bytes, sent);
+                   rt_who(peer, whom), sent->microbatch, sent->slice, (long long)sent->bytes,
+                   did);
 }
 
 static int threads_recv(RtWorker *w, int peer, int kind, void *dst, int64_t bytes)
@@ -657,7 +676,7 @@ static int threads_recv(RtWorker *w, int peer, int kind, void *dst, int64_t byte
     unsigned i = (taken & ~OVER) % BOXES;
     if (m->label[i].bytes != bytes || m->label[i].microbatch != w->pass->microbatch
         || m->label[i].slice != w->pass->slice)
-        return wrong_message(w, m, i, bytes);
+        return rt_wrong_message(w, peer, &m->label[i], bytes);
     copy_share(w, dst, m->box + i * m->room, bytes, shared);
     if (shared)
         RT_TRY(rt_team(w));
@@ -665,7 +684,7 @@ static int threads_recv(RtWorker *w, int peer, int kind, void *dst, int64_t byte
 }
 
 const RtComm rt_comm_threads = {
-    "threads", threads_open, threads_close, threads_all_gather, threads_reduce_scatter,
+    "threads", threads_open, NULL, threads_close, threads_all_gather, threads_reduce_scatter,
     threads_all_reduce, threads_all_to_all, threads_send, threads_recv, threads_sum_doubles,
     threads_barrier,
 };

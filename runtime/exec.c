@@ -35,6 +35,7 @@ enum {
     SPIN = 2000,                // TUNING: rounds (some 50 us) a waiting thread spins before it
                                 // sleeps, where every thread has a core; 2025-11
     GRACE_S = 10,               // how long a rank may need to notice the end of the run
+    LOOK_MS = 100,              // between two looks at the ranks
 };
 
 /* ---- signals ------------------------------------------------------------- */
@@ -84,7 +85,8 @@ static int map_block(RtRank *r)
     Rt *rt = r->rt;
     char who[48];
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    size_t bytes = ((size_t)r->head->block_bytes + page - 1) / page * page;
+    int64_t need = rt->options->device ? rt_persistent_bytes(r) : r->head->block_bytes;
+    size_t bytes = ((size_t)need + page - 1) / page * page;
     bytes = bytes ? bytes : page;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
@@ -116,7 +118,7 @@ static void touch_block(const RtWorker *w)
     rt_split((int64_t)r->block_mapped, r->rt->nworkers, w->index, HUGE_PAGE, &lo, &hi);
     for (int64_t at = lo; at < hi; at += TOUCH) {
         touch(r->block + at, r->block + (hi - at < TOUCH ? hi : at + TOUCH));
-        atomic_fetch_add(&r->progress, 1);
+        atomic_fetch_add(&r->sign->progress, 1);
     }
 }
 
@@ -124,6 +126,10 @@ static int start_rank(RtRank *r)
 {
     RT_TRY(map_block(r));
     RT_TRY(rt_tables_make(r));
+    if (r->rt->comm->start)
+        RT_TRY(r->rt->comm->start(r));
+    if (r->rt->options->device)
+        RT_TRY(rt_device_open(r));
     size_t slots = (size_t)r->rt->nworkers * 8;
     r->loss = rt_alloc(slots, sizeof *r->loss);
     r->squares = rt_alloc(slots, sizeof *r->squares);
@@ -143,8 +149,8 @@ static int one_call(RtWorker *w, int istep)
     RtRank *r = w->rank;
     double begin = 0;
     if (w->index == 0) {
-        atomic_store(&r->op, istep);
-        atomic_fetch_add(&r->progress, 1);
+        atomic_store(&r->sign->op, istep);
+        atomic_fetch_add(&r->sign->progress, 1);
         if (r->events)
             begin = rt_now_s();
     }
@@ -163,22 +169,10 @@ static void poison(RtRank *r)
     const char *want = getenv("RT_POISON");
     if (!want || strcmp(want, "1") != 0)
         return;
-    const RtHeader *h = r->head;
-    /* a part is kept from this `zero` on */
-    const struct { int64_t offset; int part_from, stored; } kept[] = {
-        { h->params_offset, 3, h->params_stored }, { h->grads_offset, 2, RT_REAL },
-        { h->m_offset, 1, RT_REAL }, { h->v_offset, 1, RT_REAL },
-        { h->master_offset, 1, RT_REAL },
-    };
-    int64_t from = 0;
-    for (int i = 0; i < 5; i++) {
-        int64_t n = h->zero >= kept[i].part_from ? h->flat_pad / h->data : h->flat_pad;
-        int64_t end = kept[i].offset + n * rt_size(r->rt, kept[i].stored);
-        if (kept[i].offset >= 0 && end > from)
-            from = end;
-    }
-    if (from < h->block_bytes)
-        memset(r->block + from, 0xff, (size_t)(h->block_bytes - from));
+    int64_t from = rt_persistent_bytes(r);
+    if (r->rt->options->device || from >= r->head->block_bytes)
+        return;
+    memset(r->block + from, 0xff, (size_t)(r->head->block_bytes - from));
 }
 
 static int begin_step(RtRank *r, int64_t step)
@@ -242,6 +236,8 @@ static int one_pass(RtWorker *w, const RtPass *pass)
     if (w->index == 0)
         RT_TRY(begin_pass(w->rank, pass));
     RT_TRY(rt_team(w));
+    if (w->rank->rt->options->device)
+        return rt_device_pass(w, pass);
     for (int i = pass->first; i < pass->last; i++)
         RT_TRY(one_call(w, i));
     return RT_OK;
@@ -253,10 +249,14 @@ static int end_step(RtWorker *w, double begin)
     RtRank *r = w->rank;
     Rt *rt = r->rt;
     const RtOptions *o = rt->options;
-    bool looked_at = o->after_step || rt->trace;
-    atomic_store(&r->op, -1);
+    bool looked_at = o->after_step || (r->events && !rt->mpi);
+    atomic_store(&r->sign->op, -1);
+    if (o->after_step && o->device)
+        RT_TRY(rt_device_pull(r));
     if (looked_at)
         RT_TRY(rt_barrier(w, &r->world));
+    if (r->events && rt->mpi)
+        RT_TRY(rt_mpi_bring_events(w));
     if (r->id == 0) {
         RT_TRY(rt_log_step(r, rt_now_s() - begin));
         if (rt->trace)
@@ -300,9 +300,13 @@ static int live(RtWorker *w)
     RT_TRY(rt_team(w));
     RT_TRY(rt_init_params(w));
     RT_TRY(rt_team(w));
+    if (w->index == 0 && r->rt->options->device)
+        RT_TRY(rt_device_push(r));
     if (w->index == 0)
         RT_TRY(rt_barrier(w, &r->world));
     RT_TRY(all_steps(w));
+    if (w->index == 0 && r->rt->options->device)
+        RT_TRY(rt_device_pull(r));
     return r->rt->options->save ? rt_save(w) : RT_OK;
 }
 
@@ -327,7 +331,7 @@ static int start_threads(Rt *rt)
     if (pthread_attr_init(&attr))
         return rt_fail(rt, RT_WORLD, "%s: error: could not prepare threads", rt->exe);
     int rc = pthread_attr_setstacksize(&attr, STACK);
-    for (int i = 0; i < rt->nranks && !rc; i++)
+    for (int i = rt->first; i < rt->first + rt->nlocal && !rc; i++)
         for (int k = 0; k < rt->nworkers && !rc; k++) {
             RtWorker *w = &rt->rank[i].worker[k];
             rc = pthread_create(&w->thread, &attr, worker_main, w);
@@ -336,7 +340,7 @@ static int start_threads(Rt *rt)
     pthread_attr_destroy(&attr);
     if (rc)
         return rt_fail(rt, RT_WORLD, "%s: error: could not start %d threads: %s", rt->exe,
-                       rt->nranks * rt->nworkers, strerror(rc));
+                       rt->nlocal * rt->nworkers, strerror(rc));
     return RT_OK;
 }
 
@@ -345,16 +349,20 @@ static void join_threads(Rt *rt)
 {
     char who[48];
     double over = 0;
-    for (int i = 0; i < rt->nranks * rt->nworkers; i++) {
-        RtWorker *w = &rt->rank[i / rt->nworkers].worker[i % rt->nworkers];
+    for (int i = 0; i < rt->nlocal * rt->nworkers; i++) {
+        RtWorker *w = &rt->rank[rt->first + i / rt->nworkers].worker[i % rt->nworkers];
         if (!w->started)
             continue;
         for (;;) {
             struct timespec until;
             clock_gettime(CLOCK_REALTIME, &until);
-            until.tv_sec += 1;
+            until.tv_nsec += LOOK_MS * 1000000;
+            until.tv_sec += until.tv_nsec / 1000000000;
+            until.tv_nsec %= 1000000000;
             if (pthread_timedjoin_np(w->thread, NULL, &until) == 0)
                 break;
+            if (rt->mpi)
+                rt_mpi_watch(rt);
             if (atomic_load(&rt->status) && over == 0)
                 over = rt_now_s();
             if (over > 0 && rt_now_s() - over > GRACE_S) {
@@ -371,13 +379,17 @@ static void join_threads(Rt *rt)
 static void make_ranks(Rt *rt)
 {
     rt->rank = rt_alloc((size_t)rt->nranks, sizeof *rt->rank);
+    if (!rt->mpi)
+        rt->sign = rt_alloc((size_t)rt->nranks, sizeof *rt->sign);
     for (int i = 0; i < rt->nranks; i++) {
         RtRank *r = &rt->rank[i];
         *r = rt_place(rt, i);
-        atomic_init(&r->op, -1);
-        atomic_init(&r->progress, 0);
+        r->sign = &rt->sign[i];
         atomic_init(&r->waits, NULL);
-        atomic_init(&r->waits_for, -1);
+        if (!rt_is_here(rt, i))
+            continue;
+        atomic_store(&r->sign->op, -1);
+        atomic_store(&r->sign->waits_for, -1);
         r->worker = rt_alloc((size_t)rt->nworkers, sizeof *r->worker);
         for (int k = 0; k < rt->nworkers; k++)
             r->worker[k] = (RtWorker){ .rank = r, .index = k };
@@ -390,9 +402,10 @@ static void make_ranks(Rt *rt)
 
 static void free_ranks(Rt *rt)
 {
-    for (int i = 0; i < rt->nranks; i++) {
+    for (int i = rt->first; i < rt->first + rt->nlocal; i++) {
         RtRank *r = &rt->rank[i];
         rt_tables_free(r);
+        rt_device_close(r);
         if (r->block)
             munmap(r->block, r->block_mapped);
         rt_barrier_free(&r->team);
@@ -407,7 +420,8 @@ static void free_ranks(Rt *rt)
 int rt_exec(Rt *rt)
 {
     struct sigaction old[2];
-    rt->spin = rt->nranks * rt->nworkers <= cores() ? SPIN : 0;
+    bool all_run = rt->mpi ? rt_mpi_has_cores(rt) : rt->nranks * rt->nworkers <= cores();
+    rt->spin = all_run ? SPIN : 0;
     make_ranks(rt);
     rt_groups_make(rt);
     if (!rt->comm->open || rt->comm->open(rt) == RT_OK) {
@@ -422,6 +436,8 @@ int rt_exec(Rt *rt)
     rt_groups_free(rt);
     free(rt->rank);
     rt->rank = NULL;
+    if (!rt->mpi)
+        free(rt->sign);
     rt->ngroups = 0;
     return atomic_load(&rt->status);
 }

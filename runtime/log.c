@@ -70,9 +70,11 @@ int rt_fail(Rt *rt, int status, const char *fmt, ...)
     return atomic_load(&rt->status);
 }
 
-/* A warning or a remark. */
+/* A warning or a remark; one process makes it. */
 void rt_note(const Rt *rt, const char *fmt, ...)
 {
+    if (rt->first > 0)
+        return;
     char text[1024];
     va_list ap;
     va_start(ap, fmt);
@@ -135,15 +137,28 @@ static int log_broken(Rt *rt)
                    strerror(errno));
 }
 
+static void put_hosts(const Rt *rt)
+{
+    char host[256] = "";
+    if (!rt->mpi) {
+        if (gethostname(host, sizeof host - 1))
+            snprintf(host, sizeof host, "unknown");
+        put_json(rt->log, host);
+        return;
+    }
+    const char *name;
+    for (int i = 0; (name = rt_mpi_host(rt, i)); i++) {
+        fputs(i ? ", " : "", rt->log);
+        put_json(rt->log, name);
+    }
+}
+
 /* The record that opens a log. */
 static int log_run(Rt *rt)
 {
     const RtHeader *h = rt->head;
     const char *precision = h->params_stored == RT_BF16_STORED ? "bf16"
                             : rt->real == sizeof(float) ? "fp32" : "fp64";
-    char host[256] = "";
-    if (gethostname(host, sizeof host - 1))
-        snprintf(host, sizeof host, "unknown");
     fputs("{\"run\": {\"model\": ", rt->log);
     put_json(rt->log, rt_text(rt->program, h->model_name));
     fputs(", \"plan\": ", rt->log);
@@ -151,7 +166,7 @@ static int log_run(Rt *rt)
     fprintf(rt->log, ", \"model_hash\": \"%016llx\", \"plan_hash\": \"%016llx\", "
             "\"version\": %u, \"hosts\": [", (unsigned long long)h->model_hash,
             (unsigned long long)h->plan_hash, h->version);
-    put_json(rt->log, host);
+    put_hosts(rt);
     fprintf(rt->log, "], \"devices\": %d, \"workers\": %d, \"blas\": ", rt->nranks,
             rt->nworkers);
     put_json(rt->log, rt->blas.what);
@@ -164,6 +179,8 @@ static int log_run(Rt *rt)
 int rt_log_open(Rt *rt)
 {
     const RtOptions *o = rt->options;
+    if (rt->first > 0)                  // rank 0 writes for all
+        return RT_OK;
     if (rt->log_path) {
         rt->log = fopen(rt->log_path, "w");
         if (!rt->log)
@@ -216,7 +233,7 @@ static const char *size_words(double v, const char *unit, char out[32])
 void rt_log_head(Rt *rt)
 {
     const RtHeader *h = rt->head;
-    if (rt->options->quiet)
+    if (rt->options->quiet || rt->first > 0)
         return;
     char bytes[32], workers[48] = "", blas[160] = "";
     if (rt->nworkers > 1)
@@ -226,8 +243,9 @@ void rt_log_head(Rt *rt)
     if (rt->blas.gflops > 0)
         snprintf(blas + strlen(blas), sizeof blas - strlen(blas), " %.0f GFLOP/s",
                  rt->blas.gflops);
-    printf("%s: %d rank%s%s, %s%s; block %s a rank; %lld tokens a step\n",
-           rt_text(rt->program, h->model_name), rt->nranks, rt->nranks == 1 ? "" : "s", workers,
+    printf("%s: %d rank%s%s%s, %s%s; block %s a rank; %lld tokens a step\n",
+           rt_text(rt->program, h->model_name), rt->nranks, rt->nranks == 1 ? "" : "s",
+           rt->mpi ? " as processes" : "", workers,
            rt_text(rt->program, h->plan_line), blas,
            size_words((double)largest_block(rt), "B", bytes), (long long)step_tokens(rt));
     fflush(stdout);

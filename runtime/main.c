@@ -117,14 +117,25 @@ static int apply_options(Rt *rt)
     return RT_OK;
 }
 
+/* A launcher decides whether ranks are processes, RT_COMM over it. */
+static int join_processes(Rt *rt)
+{
+    const char *want = getenv("RT_COMM");
+    bool launched = rt_launched();
+    if (want && (strcmp(want, "threads") == 0 || strcmp(want, "mpi") == 0))
+        launched = *want == 'm';
+    return rt->options->may_be_launched && launched ? rt_mpi_join(rt) : RT_OK;
+}
+
 static int choose_comm(Rt *rt)
 {
     const char *want = getenv("RT_COMM"), *limit = getenv("RT_TIMEOUT");
-    rt->comm = rt->nranks == 1 ? &rt_comm_null : &rt_comm_threads;
-    if (want && strcmp(want, "trace") == 0)
+    want = want ? want : "";
+    rt->comm = rt->mpi ? &rt_comm_mpi : rt->nranks > 1 ? &rt_comm_threads : &rt_comm_null;
+    if (strcmp(want, "trace") == 0)
         rt->comm = &rt_comm_trace;
-    else if (want && *want && strcmp(want, "threads") != 0)
-        return rt_fail(rt, RT_USAGE, "%s: error: RT_COMM=%s: there are threads and trace",
+    else if (*want && strcmp(want, "threads") != 0 && strcmp(want, "mpi") != 0)
+        return rt_fail(rt, RT_USAGE, "%s: error: RT_COMM=%s: there are threads, mpi and trace",
                        rt->exe, want);
     rt->timeout_s = 60;
     if (limit && *limit) {
@@ -146,26 +157,39 @@ static bool has_products(const Rt *rt)
     return false;
 }
 
-static int train(Rt *rt)
+/* What can fail for a user's reason fails here, before there are ranks. */
+static int prepare(Rt *rt)
 {
-    RT_TRY(check_program(rt));
-    RT_TRY(apply_options(rt));
-    rt->real = rt->head->real_bytes;
-    rt->nranks = rt->head->nstages * rt->head->data * rt->head->x * rt->head->y
-                 * rt->head->z;
-    rt->nworkers = rt->head->workers;
     RT_TRY(choose_comm(rt));
+    RT_TRY(apply_options(rt));
     if (rt->steps > 0) {
         RT_TRY(rt_data_open(rt));
         RT_TRY(rt_data_spare(rt, "--log", rt->log_path));
         RT_TRY(rt_data_spare(rt, "--save", rt->options->save));
         RT_TRY(rt_data_spare(rt, "--trace", rt->options->trace));
-        if (has_products(rt))
+        if (has_products(rt) && !rt->options->device)
             RT_TRY(rt_blas_open(rt));
     }
     RT_TRY(rt_load_open(rt));
     RT_TRY(rt_save_probe(rt));
-    RT_TRY(rt_log_open(rt));
+    return rt_log_open(rt);
+}
+
+static int train(Rt *rt)
+{
+    RT_TRY(check_program(rt));
+    const RtHeader *h = rt->head;
+    rt->real = h->real_bytes;
+    rt->nranks = h->nstages * h->data * h->x * h->y * h->z;
+    rt->nlocal = rt->nranks;
+    rt->nworkers = h->workers;
+    rt->save_id = getpid();
+    RT_TRY(join_processes(rt));
+    int status = prepare(rt);
+    if (rt->mpi)
+        status = rt_mpi_agree(rt, NULL);
+    rt_save_forget(rt);
+    RT_TRY(status);
     rt_log_head(rt);
     return rt_exec(rt);
 }
@@ -185,10 +209,12 @@ int rt_run(const RtProgram *program, const RtOptions *options)
     rt_log_close(rt);
     rt_save_forget(rt);
     int status = atomic_load(&rt->status);
-    if (status) {
+    if (status && (!rt->mpi || rt_mpi_tells(rt))) {
         fflush(stdout);
         fprintf(stderr, "%s\n", rt->fault);
     }
+    if (rt->mpi)
+        rt_mpi_leave(rt);
     rt_load_close(rt);
     rt_data_close(rt);
     free(rt->data_path);
@@ -206,8 +232,19 @@ int rt_run(const RtProgram *program, const RtOptions *options)
 
 /* ---- main of a built executable ------------------------------------------ */
 
+/* Before MPI has started: rank 0 speaks. The launcher ends all when the first one leaves. */
+static bool another_speaks(void)
+{
+    if (rt_launched_rank() == 0)
+        return false;
+    sleep(1);
+    return true;
+}
+
 static void help(const RtProgram *p, const char *exe)
 {
+    if (another_speaks())
+        return;
     printf("usage: %s [OPTION]...\n"
            "Trains %s (%s).\n\n"
            "  --steps N              steps to do (%lld); the schedule keeps its length\n"
@@ -220,14 +257,16 @@ static void help(const RtProgram *p, const char *exe)
            "                         weight_decay momentum warmup decay min\n"
            "  -q                     no lines on stdout\n"
            "  --help                 this text\n\n"
-           "RT_TIMEOUT=SECONDS, RT_BLAS=openblas|blis|onednn|none|PATH and RT_COMM=trace in\n"
-           "the environment are obeyed.\n", exe, rt_text(p, p->head->model_name),
+           "Ranks are threads of one process. Under Open MPI's mpirun -np RANKS each is a process.\n\n"
+           "RT_TIMEOUT=SECONDS, RT_BLAS=openblas|blis|onednn|none|PATH, RT_COMM=threads|mpi|trace\n"
+           "and RT_MPI=PATH in the environment are obeyed.\n", exe, rt_text(p, p->head->model_name),
            rt_text(p, p->head->plan_line), (long long)p->head->train.steps);
 }
 
 static int usage(const char *exe, const char *what, const char *arg)
 {
-    fprintf(stderr, "%s: error: %s `%s`; --help lists the options\n", exe, what, arg);
+    if (!another_speaks())
+        fprintf(stderr, "%s: error: %s `%s`; --help lists the options\n", exe, what, arg);
     return RT_USAGE;
 }
 
@@ -286,10 +325,11 @@ static int read_options(const RtProgram *p, int argc, char **argv, RtOptions *o,
     return RT_OK;
 }
 
-int rt_main(const RtProgram *program, int argc, char **argv)
+static int main_of(const RtProgram *program, const RtDevice *device, int argc, char **argv)
 {
     rt_guard_files();
-    RtOptions o = { .steps = -1, .exe = argc > 0 ? argv[0] : "program" };
+    RtOptions o = { .steps = -1, .may_be_launched = !device, .device = device,
+                    .exe = argc > 0 ? argv[0] : "program" };
     const char **sets = rt_alloc((size_t)argc + 1, sizeof *sets);
     const char *slash = strrchr(o.exe, '/');
     if (slash)
@@ -306,5 +346,25 @@ int rt_main(const RtProgram *program, int argc, char **argv)
             status = RT_WORLD;
         }
     }
+    return status;
+}
+
+int rt_main(const RtProgram *program, int argc, char **argv)
+{
+    return main_of(program, NULL, argc, argv);
+}
+
+int rt_device_main(const void *tables, size_t bytes, const RtDevice *device, int argc,
+                   char **argv)
+{
+    int nstages;
+    RtProgram *program = rt_program_read(tables, bytes, &nstages);
+    if (!program) {
+        fprintf(stderr, "%s: error: program.tables is damaged, or of another version; emit the "
+                "program again\n", argc > 0 ? argv[0] : "program");
+        return RT_BUG;
+    }
+    int status = main_of(program, device, argc, argv);
+    free(program);
     return status;
 }

@@ -371,6 +371,10 @@ typedef struct {
     int64_t fixed_ntokens;
 } RtOptions;
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* First thing in main: files that are opened later never take the places of closed
  * standard ones, and a file that grows too large is an error, not a signal. */
 void rt_guard_files(void);
@@ -391,5 +395,13 @@ double rt_learning_rate(const RtHeader *head, int64_t s);
 void rt_read_param(Rt *rt, int what, int iparam, double *dst);
 /* Bytes allocated as blocks by all ranks; resident bookkeeping for tests. */
 int64_t rt_block_bytes(Rt *rt);
+
+/* main() of a program whose steps run on a device: `tables` as rt_program_read takes them. */
+int rt_device_main(const void *tables, size_t bytes, const RtDevice *device, int argc,
+                   char **argv);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

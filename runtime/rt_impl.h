@@ -32,6 +32,8 @@ typedef struct RtRank RtRank;
 typedef struct RtWorker RtWorker;
 typedef struct RtData RtData;
 typedef struct RtTensors RtTensors;
+typedef struct RtMpi RtMpi;             // processes.c
+typedef struct RtPost RtPost;           // comm_mpi.c
 
 /* ---- waiting (comm_threads.c) -------------------------------------------- */
 
@@ -84,6 +86,9 @@ struct RtBoxes {
 /* Messages between two ranks arrive in the order they were sent, per kind. */
 enum { RT_MAIL_ACTIVATION, RT_MAIL_GRADIENT, RT_MAIL_KINDS };
 
+/* What goes with a message. */
+typedef struct { int64_t bytes; int32_t step, microbatch, slice, pad; } RtLabel;
+
 /* Numbers in memory, and how they are stored: RT_REAL or RT_BF16_STORED. */
 typedef struct { void *at; int stored; } RtNumbers;
 
@@ -96,6 +101,7 @@ typedef struct RtComm {
     const char *name;
     /* Before the ranks start, groups being made; after they have ended. May be NULL. */
     int (*open)(Rt *rt);
+    int (*start)(RtRank *r);            // worker 0, the rank's tables being made; may be NULL
     void (*close)(Rt *rt);
     /* src [n] of each member, in group order -> dst [p*n] */
     int (*all_gather)(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst, int64_t n);
@@ -115,7 +121,7 @@ typedef struct RtComm {
 } RtComm;
 enum { RT_MAX_SUMS = 8 };
 
-extern const RtComm rt_comm_null, rt_comm_threads, rt_comm_trace;
+extern const RtComm rt_comm_null, rt_comm_threads, rt_comm_mpi, rt_comm_trace;
 
 /* ---- tables (tables.c) --------------------------------------------------- */
 
@@ -160,6 +166,14 @@ struct RtWorker {
     int32_t flags[16];
 };
 
+/* What a rank shows of itself; processes of one machine share the memory where it is. */
+typedef struct {
+    _Alignas(RT_LINE) atomic_int op;    // index of the running step; -1: between steps
+    atomic_int waits_for;               // whose message it waits for, or -1
+    atomic_int pid;                     // process that shows it, 0: the only one
+    atomic_llong progress;              // changes when the rank does
+} RtSign;
+
 /* --trace: one call of a step. */
 typedef struct { double begin_s, end_s; int step, pass; } RtEvent;
 
@@ -184,15 +198,15 @@ struct RtRank {
     int64_t *sequence;                  // of the step: sequence numbers in the data
     RtWorker *worker;
     RtBarrier team;
+    void *device;                       // context of RtOptions.device
     RtNow now;
     double *loss, *squares;             // [W * 8]
     float *scratch;                     // operands of a product that are stored in 16 bits
     RtEvent *events; int64_t nevents;   // of the step; NULL without --trace
     double received;                    // bytes got from peers
-    atomic_int op;                      // index of the running step; -1: between steps
-    atomic_llong progress;              // changes when the rank does
+    RtSign *sign;
+    RtPost *post;
     _Atomic(RtBarrier *) waits;         // where it waits, or NULL
-    atomic_int waits_for;               // whose message it waits for, or -1
 };
 
 typedef struct {
@@ -219,13 +233,17 @@ struct Rt {
     const RtOptions *options;
     const char *exe;
     int nranks, nworkers;
+    int first, nlocal;                  // the ranks of this process: of rank[], which has all
     size_t real;                        // bytes
     int64_t steps;                      // to do in this run
     RtRank *rank;
+    RtSign *sign;                       // by rank
+    RtMpi *mpi;                         // this process is one of several; else NULL
     RtGroupKind *kind; int nkinds;
     int **step_kind;                    // by stage: group kind of each step, -1
     RtGroup **groups; int ngroups;
     RtGroup *everyone;
+    void *device_shared;                // RtDeviceRank.shared
     const RtComm *comm;
     RtMail *mail; int nmail;
     RtBlas blas;
@@ -242,6 +260,7 @@ struct Rt {
     pthread_mutex_t fault_lock;
     char fault[2048];
     char *save_tmp; int save_fd;
+    int save_id;                        // its name ends so in every process
     int64_t *tensor_at;                 // where tensors lie in the file being saved
     atomic_llong *written;              // elements of each, counted
     FILE *log, *trace; bool trace_any;
@@ -251,6 +270,11 @@ struct Rt {
 static inline int64_t rt_size(const Rt *rt, int stored)
 {
     return stored == RT_BF16_STORED ? 2 : (int64_t)rt->real;
+}
+
+static inline bool rt_is_here(const Rt *rt, int rank)
+{
+    return rank >= rt->first && rank < rt->first + rt->nlocal;
 }
 
 /* ---- bf16.c -------------------------------------------------------------- */
@@ -334,10 +358,23 @@ int  rt_boxes_make(RtRank *r, int istep);
 
 int  rt_groups_make(Rt *rt);
 void rt_groups_free(Rt *rt);
+/* The rank's seat in the group of those axes; NULL: no step has such a group. */
+const RtSeat *rt_seat_of(const RtRank *r, int axes, int rep, uint64_t stages);
 int  rt_barrier_make(RtBarrier *b, int n, const int *rank);
 void rt_barrier_free(RtBarrier *b);
 int  rt_wait(RtRank *r, RtBarrier *b, int me, const char *what);
 int  rt_team(RtWorker *w);              // all workers of the rank meet
+/* "rank 5 waited 3 s in all_gather 'X' (gpt2.tcube:12:19, step 4) for rank 2", and notes on
+ * those it waits for. `worker` >= 0: a thread waits for that worker of its own rank. */
+void rt_waiting(const RtRank *r, int worker, const char *what, double seconds, char *out,
+                size_t room);
+void rt_doing(const RtRank *r, char *out, size_t room);     // "rank 5 is in product 'X' (..)"
+uint64_t rt_moves(const RtRank *r);     // changes when a rank moves that r waits for
+/* out [n] (+)= sum of elements first + i at `src` of the group's slots, in member order. */
+void rt_sum_members(const RtWorker *w, const RtGroup *g, int stored, int64_t first, int64_t n,
+                    RtNumbers out, bool add);
+/* The label of a message is not that of the one that is expected. */
+int  rt_wrong_message(const RtWorker *w, int from, const RtLabel *sent, int64_t bytes);
 void rt_wake_all(Rt *rt);
 void rt_split(int64_t n, int64_t parts, int64_t i, int64_t grain, int64_t *lo, int64_t *hi);
 int  rt_all_gather(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst, int64_t n);
@@ -348,15 +385,44 @@ int  rt_all_to_all(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                    const RtBoxes *boxes);
 int  rt_sum_doubles(RtWorker *w, const RtSeat *s, double *v, int n);
 int  rt_barrier(RtWorker *w, const RtSeat *s);
+int  rt_agree(RtWorker *w);             // all ranks meet; an error of one is one of all
 /* To and from the rank of stage `stage` with the same other coordinates. */
 int  rt_mail_kind(const RtPass *pass);
 int  rt_send(RtWorker *w, int stage, const void *src, int64_t bytes);
 int  rt_recv(RtWorker *w, int stage, void *dst, int64_t bytes);
 
+/* ---- processes.c, comm_mpi.c --------------------------------------------- */
+
+bool rt_launched(void);                 // by mpirun or the like
+int  rt_launched_rank(void);
+int  rt_mpi_join(Rt *rt);               // sets Rt.mpi, .first, .nlocal, .sign
+bool rt_mpi_tells(Rt *rt);              // is it this process that tells the error?
+void rt_mpi_leave(Rt *rt);
+int  rt_mpi_agree(Rt *rt, RtRank *r);
+void rt_mpi_watch(Rt *rt);
+const char *rt_mpi_host(const Rt *rt, int i);
+double rt_mpi_clock(const Rt *rt, int rank, double started_s);
+bool rt_mpi_has_cores(const Rt *rt);
+/* Messages under way; `box` names what they are made of for rt_mpi_wait, or -1. Received
+ * ones have box -1. */
+int  rt_mpi_send(Rt *rt, const void *p, int64_t bytes, int peer, int tag, int box);
+int  rt_mpi_recv(Rt *rt, void *p, int64_t bytes, int peer, int tag);
+int  rt_mpi_wait(Rt *rt, RtRank *r, int box, const char *what);
+int  rt_mpi_bring_events(RtWorker *w);
+
 /* ---- exec.c -------------------------------------------------------------- */
 
 int  rt_exec(Rt *rt);                   // starts the ranks, trains, joins them
 bool rt_signalled(void);
+
+/* ---- device.c: steps that a device runs (RtOptions.device) ---------------- */
+
+int64_t rt_persistent_bytes(const RtRank *r);   // of the block, from its start
+int  rt_device_open(RtRank *r);                 // its context; the block is the host's copy
+void rt_device_close(RtRank *r);
+int  rt_device_push(RtRank *r);                 // parameters and moments to the device
+int  rt_device_pull(RtRank *r);                 // the persistent part back
+int  rt_device_pass(RtWorker *w, const RtPass *pass);
 
 /* ---- steps.c ------------------------------------------------------------- */
 
