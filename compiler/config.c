@@ -294,7 +294,7 @@ static bool has_values(const Entry *entry, int n, const char *what)
     if (v->n == n)
         return true;
     diag_error((Loc){ v->at[0]->loc.start, v->at[v->n - 1]->loc.end }, "value-type",
-               "`%s` takes %d values, not %d", entry->name, n, v->n);
+               "`%s` takes %s, not %d", entry->name, plural(n, "value"), v->n);
     diag_hint("write `%s = %s`", entry->name, what);
     return false;
 }
@@ -673,8 +673,9 @@ static void check_schedule(const Train *t)
         diag_error(t->schedule_loc, "missing-key", "the schedule needs `steps`");
     } else if (ramps > steps && steps > 0) {
         diag_error(t->schedule_loc, "value-range",
-                   "%s %" PRId64 " steps; the training has %" PRId64,
-                   t->decay ? "warmup and decay take" : "the warmup takes", ramps, steps);
+                   "%s %s; the training has %" PRId64,
+                   t->decay ? "warmup and decay take" : "the warmup takes",
+                   plural(ramps, "step"), steps);
         diag_note(t->steps.loc, "steps = %" PRId64 " stands here", steps);
     }
 }

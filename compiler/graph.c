@@ -99,7 +99,7 @@ const char *graph_kind(const Graph *g, const Val *v)
     if (v->kind == V_NUMBER)
         return "a number";
     if (v->kind == V_LIST)
-        return v->several ? str_fmt("%d results", v->n) : "a list";
+        return v->several ? plural(v->n, "result") : "a list";
     if (v->kind == V_BOOL)
         return v->yes ? "`yes`" : "`no`";
     if (v->kind == V_STRING)
@@ -498,9 +498,9 @@ static void run_assign(Graph *g, const Stmt *s)
     }
     bool fine = v.kind == V_LIST && v.n == s->names.n;
     if (!fine && v.kind != V_NONE)
-        graph_error(g, s->value->loc, "arguments", "%d names are assigned, but this gives %s",
-                    s->names.n, v.kind == V_LIST ? str_fmt("%d results", v.n)
-                                                 : graph_kind(g, &v));
+        graph_error(g, s->value->loc, "arguments", "%s assigned, but this gives %s",
+                    s->names.n == 1 ? "1 name is" : str_fmt("%d names are", s->names.n),
+                    v.kind == V_LIST ? plural(v.n, "result") : graph_kind(g, &v));
     for (int i = 0; i < s->names.n; i++)
         assign(g, &s->names.at[i], fine ? v.at[i] : val_none(s->value->loc));
 }
@@ -551,7 +551,7 @@ static void run_repeat(Graph *g, const Stmt *s)
         return;
     if (turns < 0 || turns > MAX_STEPS) {
         graph_error(g, s->value->loc, turns < 0 ? "too-small" : "too-large",
-                    "a repeat of %" PRId64 " turns", turns);
+                    "a repeat of %s", plural(turns, "turn"));
         return;
     }
     if (top)
@@ -625,8 +625,8 @@ static void block_excess(Graph *g, const Expr *call, const Block *b, const Arg *
     bool said = k < b->params.n
         ? k < call->args.n && !call->args.at[k].name        // else the parser said so
             && graph_error(g, arg->value->loc, "arguments", "`%s` is given twice", arg->name)
-        : graph_error(g, arg->value->loc, "arguments", "block %s takes %d argument%s, %d given",
-                      b->name, b->params.n, b->params.n == 1 ? "" : "s", call->args.n);
+        : graph_error(g, arg->value->loc, "arguments", "block %s takes %s, %d given", b->name,
+                      plural(b->params.n, "argument"), call->args.n);
     if (said)
         diag_note(b->loc, "%s is defined here", b->name);
 }
@@ -765,7 +765,8 @@ static void check_objective(Graph *g)
         return;
     if (t->objective == OBJ_MASKED && (t->mask_token < 0 || t->mask_token >= rows)) {
         if (graph_error(g, t->objective_loc, "token-range", "the mask token is %" PRId64
-                        ", but there are %" PRId64 " tokens", t->mask_token, rows))
+                        ", but there %s %s", t->mask_token, rows == 1 ? "is" : "are",
+                        plural(rows, "token")))
             diag_note(table ? table->loc : ce->loc, "%" PRId64 " comes from here", rows);
     }
     if (t->objective == OBJ_NEXT && p->sees_ahead) {

@@ -860,7 +860,7 @@ static void sum_vectors(Part *q)        // one all-reduce per set of axes
         }
         ValueId v = range(q, true, lo / parts, (hi - lo) / parts);
         coll(q, COLL_ALL_REDUCE, u->repl, u->rep, v, v, NONE,
-             str_fmt("gradients of %d vector%s: all-reduce over %s", n, n > 1 ? "s" : "",
+             str_fmt("gradients of %s: all-reduce over %s", plural(n, "vector"),
                      axes_word(u->repl, u->rep)),
              str_fmt("every rank of %s keeps these vectors whole and saw other tokens or heads",
                      axes_word(u->repl, u->rep)));

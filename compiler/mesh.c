@@ -44,7 +44,8 @@ static void report_heads(const Plan *p, const Op *o)
     const Choices *is = &p->is;
     int y = is->y;
     if (o->heads % y)
-        diag_error(o->heads_loc, "heads-divide", "%d heads do not split over y = %d", o->heads, y);
+        diag_error(o->heads_loc, "heads-divide", "%s not split over y = %d",
+                   o->heads == 1 ? "1 head does" : str_fmt("%d heads do", o->heads), y);
     else
         diag_error(o->kv_loc, "heads-divide", "%d kv heads neither split over y = %d nor divide it",
                    o->kv_heads, y);
@@ -81,10 +82,9 @@ static void check_rows(const Plan *p)
     int64_t step = is->x * lcm64(is->y, is->z);
     if (is->T % step) {
         int64_t b = step / gcd64(step, is->sequence);
-        diag_error(s->cube_loc.end ? s->cube_loc : s->loc, "rows-divide", "%" PRId64
-                   " sequence%s of %" PRId64 " tokens %s not a multiple of x*lcm(y, z) = %" PRId64,
-                   is->microbatch, is->microbatch > 1 ? "s" : "", is->sequence,
-                   is->microbatch > 1 ? "are" : "is", step);
+        diag_error(s->cube_loc.end ? s->cube_loc : s->loc, "rows-divide", "%s of %s %s not "
+                   "a multiple of x*lcm(y, z) = %" PRId64, plural(is->microbatch, "sequence"),
+                   plural(is->sequence, "token"), is->microbatch > 1 ? "are" : "is", step);
         if (p->config->train.batch.loc.end)
             diag_note(p->config->train.batch.loc, "the batch of %" PRId64 " stands here",
                       is->batch);
@@ -119,7 +119,7 @@ static void check_slices(const Plan *p)
         n = s->slices.n;
         if (sum != p->is.sequence) {
             diag_error(s->slices_loc, "slices-sum", "the slices add up to %" PRId64
-                       ", the sequence has %" PRId64 " tokens", sum, p->is.sequence);
+                       ", the sequence has %s", sum, plural(p->is.sequence, "token"));
             if (p->config->train.sequence.loc.end)
                 diag_note(p->config->train.sequence.loc, "the sequence stands here");
             if (n > 0 && sum - s->slices.at[n - 1] < p->is.sequence)
@@ -129,8 +129,8 @@ static void check_slices(const Plan *p)
     } else if (s->slices_kind == SLICES_UNIFORM) {
         n = s->slices_n;
         if (n > p->is.sequence)
-            diag_error(s->slices_loc, "slices-sum", "%" PRId64 " slices of %" PRId64 " tokens",
-                       n, p->is.sequence);
+            diag_error(s->slices_loc, "slices-sum", "%s of %s", plural(n, "slice"),
+                       plural(p->is.sequence, "token"));
     }
     if (n > 1 && p->sees_ahead) {
         diag_error(p->sees_ahead_loc, "slice-causal",
@@ -162,15 +162,15 @@ static void check_turns(const Plan *p)
                        ", the model's repeats have %d", sum, p->layers);
             diag_hint("write turns = %s", even_turns(p->layers, p->is.stages * chunks));
         } else if (s->turns.n != p->is.stages * chunks) {
-            diag_error(s->turns_loc, "layers-cover", "%d entries for %d stage%s of %d chunk%s",
-                       s->turns.n, p->is.stages, p->is.stages > 1 ? "s" : "", chunks,
-                       chunks > 1 ? "s" : "");
+            diag_error(s->turns_loc, "layers-cover", "%s for %s of %s",
+                       plural(s->turns.n, "entry"), plural(p->is.stages, "stage"),
+                       plural(chunks, "chunk"));
             diag_hint("write turns = %s", even_turns(p->layers, p->is.stages * chunks));
         }
     }
     if (p->is.stages * chunks > 1 && p->is.stages * chunks > p->layers) {
-        diag_error(s->pipeline.loc, "layers-cover", "%d stages for %d turns",
-                   p->is.stages * chunks, p->layers);
+        diag_error(s->pipeline.loc, "layers-cover", "%s for %s",
+                   plural(p->is.stages * chunks, "stage"), plural(p->layers, "turn"));
         diag_hint("pipeline can be at most %d", p->layers / chunks);
     }
 }
@@ -225,12 +225,14 @@ static void check_devices(const Plan *p)
     if (have == want)
         return;
     Loc at = c->plan.cube_loc.end ? c->plan.cube_loc : c->plan.loc;
-    diag_error(at, "devices-match", "the plan uses %" PRId64 " devices (data %d, pipeline %d, "
-               "cube [%d, %d, %d]), the cluster has %" PRId64, want, is->data, is->stages,
+    diag_error(at, "devices-match", "the plan uses %s (data %d, pipeline %d, "
+               "cube [%d, %d, %d]), the cluster has %" PRId64, plural(want, "device"), is->data,
+               is->stages,
                is->x, is->y, is->z, have);
     if (c->cluster.nodes.loc.end)
-        diag_note(c->cluster.nodes.loc, "%g node%s of %g devices", c->cluster.nodes.v,
-                  c->cluster.nodes.v > 1 ? "s" : "", c->cluster.per_node.v);
+        diag_note(c->cluster.nodes.loc, "%s of %s",
+                  plural((int64_t)c->cluster.nodes.v, "node"),
+                  plural((int64_t)c->cluster.per_node.v, "device"));
     int64_t inner = (int64_t)is->stages * is->x * is->y * is->z;
     int64_t outer = (int64_t)is->data * is->stages;
     const char *cubes = have % outer == 0 && have / outer <= 65536 ? fitting_cubes(p, have / outer)
@@ -398,7 +400,8 @@ static void choose_attention(Plan *p)
     if (pin && strcmp(pin, "exchange") == 0 && !splits) {
         diag_error(s->attention.loc, "attention-heads", "exchange needs heads and kv heads that "
                    "are multiples of x*y*z = %d", is->y * xz);
-        diag_note(no->loc, "%d heads and %d kv heads here", no->heads, no->kv_heads);
+        diag_note(no->loc, "%s and %s here", plural(no->heads, "head"),
+                  plural(no->kv_heads, "kv head"));
         diag_hint("use attention = gather");
     }
     if (pin && strcmp(pin, "local") == 0 && !whole) {
@@ -418,9 +421,9 @@ static void choose_attention(Plan *p)
     is->attention_why = pin ? "pinned"
         : is->attention == ATT_LOCAL ? "every rank has whole sequences"
         : is->attention == ATT_EXCHANGE
-        ? str_fmt("exchange moves %.3g words a token, gather %.3g", exchange, gather)
+        ? str_fmt("words moved for a token: exchange %.3g, gather %.3g", exchange, gather)
         : !splits ? "heads do not split over x*y*z, so keys and values are gathered over x and z"
-        : str_fmt("gather moves %.3g words a token, exchange %.3g", gather, exchange);
+        : str_fmt("words moved for a token: gather %.3g, exchange %.3g", gather, exchange);
     bool can = is->attention == ATT_GATHER && xz > 1 && is->sequence % (2 * xz) == 0;
     is->balanced = balanced || (!plain && can && causal && slices_balance(p));
     if (balanced && is->attention == ATT_LOCAL)
@@ -504,8 +507,8 @@ static void choose_room(Plan *p)
     }
     int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     is->room_bytes = pages * page / ranks;
-    is->room_what = str_fmt("%s of this machine / %" PRId64 " rank%s",
-                            str_bytes((double)(pages * page)), ranks, ranks > 1 ? "s" : "");
+    is->room_what = str_fmt("%s of this machine / %s", str_bytes((double)(pages * page)),
+                            plural(ranks, "rank"));
 }
 
 static bool is_word(Word w, const char *text) { return w.v && strcmp(w.v, text) == 0; }

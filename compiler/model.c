@@ -79,8 +79,8 @@ static bool bind_one(Graph *g, Bound *b, const Arg *arg, int i)
         return false;
     }
     if (!arg->name && k >= most) {
-        if (graph_error(g, arg->value->loc, "arguments", "%s takes %d argument%s before its "
-                        "named ones", b->call->text, most, most == 1 ? "" : "s") && most < b->n)
+        if (graph_error(g, arg->value->loc, "arguments", "%s takes %s before its "
+                        "named ones", b->call->text, plural(most, "argument")) && most < b->n)
             diag_hint("arguments such as %s= are given by name", b->rows[most].name);
         return false;
     }
@@ -417,8 +417,8 @@ static bool positions_fit(Graph *g, const Expr *count, int64_t rows)
     const Num *sequence = &g->train->sequence;
     if (!g->p->config->has_train || sequence->v <= (double)rows)
         return true;
-    if (graph_error(g, count->loc, "positions-fit", "a table of %" PRId64 " positions for "
-                    "sequences of %.0f tokens", rows, sequence->v)) {
+    if (graph_error(g, count->loc, "positions-fit", "a table of %s for sequences of "
+                    "%.0f tokens", plural(rows, "position"), sequence->v)) {
         diag_note(sequence->loc, "sequence = %.0f stands here", sequence->v);
         diag_hint("%.0f rows, or a sequence of at most %" PRId64, sequence->v, rows);
     }
@@ -486,8 +486,8 @@ static bool heads_split(Graph *g, const Expr *at, TensorId t, int64_t heads)
     int64_t width = width_of(g, t);
     if (width % heads == 0)
         return true;
-    if (graph_error(g, at->loc, "heads-match", "width %" PRId64 " does not split into %" PRId64
-                    " heads", width, heads)) {
+    if (graph_error(g, at->loc, "heads-match", "width %" PRId64 " does not split into %s", width,
+                    plural(heads, "head"))) {
         note_width(g, t);
         diag_hint("heads can be %s", near_divisors(width, heads));
     }
@@ -499,9 +499,9 @@ static bool kv_width(Graph *g, const Expr *e, const char *what, TensorId t, int6
 {
     if (width_of(g, t) == kv_heads * head_dim)
         return true;
-    if (graph_error(g, e->loc, "heads-match", "%s has width %" PRId64 ", but %" PRId64
-                    " kv heads of %" PRId64 " need %" PRId64, what, width_of(g, t), kv_heads,
-                    head_dim, kv_heads * head_dim))
+    if (graph_error(g, e->loc, "heads-match", "%s has width %" PRId64 ", but %s of %" PRId64
+                    " need%s %" PRId64, what, width_of(g, t), plural(kv_heads, "kv head"), head_dim,
+                    kv_heads == 1 ? "s" : "", kv_heads * head_dim))
         note_width(g, t);
     return false;
 }
@@ -511,8 +511,9 @@ static bool heads_match(Graph *g, const Bound *b, const TensorId *qkv, int64_t h
 {
     const Expr *kv = b->at[ATT_KV] ? b->at[ATT_KV] : b->at[ATT_HEADS];
     if (heads % kv_heads != 0) {
-        if (graph_error(g, kv->loc, "heads-match", "%" PRId64 " heads do not share %" PRId64
-                        " kv heads evenly", heads, kv_heads)) {
+        if (graph_error(g, kv->loc, "heads-match", "%s not share %s evenly",
+                        heads == 1 ? "1 head does" : str_fmt("%" PRId64 " heads do", heads),
+                        plural(kv_heads, "kv head"))) {
             diag_note(b->at[ATT_HEADS]->loc, "heads = %" PRId64 " stands here", heads);
             diag_hint("kv_heads can be %s", near_divisors(heads, kv_heads));
         }
@@ -612,7 +613,8 @@ static bool rope_fits(Graph *g, const Bound *b, TensorId x, int64_t heads, int64
         if (graph_error(g, b->call->loc, "heads-match", "rope needs heads of an even size, not %"
                         PRId64, head_dim)) {
             note_width(g, x);
-            diag_note(b->at[ROPE_HEADS]->loc, "%" PRId64 " heads stand here", heads);
+            diag_note(b->at[ROPE_HEADS]->loc, heads == 1 ? "1 head stands here"
+                      : str_fmt("%" PRId64 " heads stand here", heads));
         }
         return false;
     }

@@ -400,7 +400,8 @@ static View *view_new(Pipeline *q, int64_t b, SliceProblem *out)
         .microbatches = p->is.batch / p->is.data / b, .separate = true, .time = slice_seconds,
         .arg = v, .nkinds = v->nkinds, .kind_stages = v->kind_count, .candidates = 4,
         /* what will be laid out has its memory checked by partition, exactly */
-        .room = p->is.refused || q->on_paper ? room_of(q, (double)b, p->is.batch / p->is.data / b) : NULL };
+        .room = !p->is.refused && !q->on_paper ? NULL
+              : room_of(q, (double)b, p->is.batch / p->is.data / b) };
     if (s->slices_kind == SLICES_AUTO && (p->sees_ahead || p->is.stages == 1))
         out->most = 1;                  // without stages slices only cost
     return v;
@@ -423,10 +424,10 @@ static void report_lack(const Pipeline *q, const SliceLack *lack)
 {
     const Plan *p = q->plan;
     Loc at = p->config->plan.pipeline.loc.end ? p->config->plan.pipeline.loc : p->config->plan.loc;
-    diag_error(at, "memory-fits", "stage %d lacks %s: with %" PRId64 " slice%s, the longest of %"
-               PRId64 " tokens, what is in flight needs %s and there is room for %s", lack->stage,
-               str_bytes((double)(lack->need_bytes - lack->room_bytes)), lack->k,
-               lack->k > 1 ? "s" : "", lack->longest,
+    diag_error(at, "memory-fits", "stage %d lacks %s: with %s, the longest of %s, what is in "
+               "flight needs %s and there is room for %s", lack->stage,
+               str_bytes((double)(lack->need_bytes - lack->room_bytes)),
+               plural(lack->k, "slice"), plural(lack->longest, "token"),
                str_bytes((double)lack->need_bytes),
                str_bytes(lack->room_bytes > 0 ? (double)lack->room_bytes : 0));
     if (p->config->plan.recompute.v == NULL || is_word(p->config->plan.recompute, "none"))
@@ -449,13 +450,13 @@ static bool slices_divide(const Plan *p, int64_t b, const int64_t *len, int k, b
         int64_t unit = step / gcd64(step, b);
         unit = p->is.balanced ? lcm64(unit, each) : unit;
         if (rows)
-            diag_error(p->config->plan.slices_loc, "rows-divide", "slice %d has %" PRId64
-                       " tokens; balanced rows need a multiple of 2*x*z = %" PRId64, i, len[i],
+            diag_error(p->config->plan.slices_loc, "rows-divide", "slice %d has %s; balanced "
+                       "rows need a multiple of 2*x*z = %" PRId64, i, plural(len[i], "token"),
                        each);
         else
-            diag_error(p->config->plan.slices_loc, "rows-divide", "slice %d of %" PRId64
-                       " sequence%s has %" PRId64 " rows, which are not a multiple of "
-                       "x*lcm(y, z) = %" PRId64, i, b, b > 1 ? "s" : "", b * len[i], step);
+            diag_error(p->config->plan.slices_loc, "rows-divide", "slice %d of %s has %s, "
+                       "not a multiple of x*lcm(y, z) = %" PRId64, i, plural(b, "sequence"),
+                       plural(b * len[i], "row"), step);
         diag_hint("slices of multiples of %" PRId64 " tokens fit", unit);
         return false;
     }
@@ -475,8 +476,8 @@ static void read_slices(Pipeline *q, int64_t b, const SliceProblem *pr, SliceLac
     else if (!slice_uniform(pr, k, len)) {
         if (!reports)
             return;
-        diag_error(s->slices_loc, "rows-divide", "%d slices of multiples of %" PRId64 " tokens do "
-                   "not fit into %" PRId64, k, pr->grain, pr->tokens);
+        diag_error(s->slices_loc, "rows-divide", "%s of multiples of %s do not fit "
+                   "into %" PRId64, plural(k, "slice"), plural(pr->grain, "token"), pr->tokens);
         diag_hint("at most uniform(%" PRId64 ")", pr->tokens / pr->grain);
         return;
     }
@@ -636,12 +637,13 @@ static void report_groups(const Pipeline *q, int64_t batch)
               : s->slices_kind == SLICES_LIST ? s->slices.n : 1;
     Schedule one = shape(q, 1, k);
     int64_t m = s->microbatch.set ? batch / (int64_t)s->microbatch.v : batch;
-    diag_error(s->chunks.loc, "layers-cover", "chunks pass %d stages in whole groups of %d "
-               "microbatches, and there %s %" PRId64, q->P, schedule_group(&one),
+    diag_error(s->chunks.loc, "layers-cover", "chunks pass %s in whole groups of %s, and "
+               "there %s %" PRId64, plural(q->P, "stage"),
+               plural(schedule_group(&one), "microbatch"),
                m == 1 ? "is" : "are", m);
     if (s->microbatch.set)
-        diag_note(s->microbatch.loc, "%" PRId64 " sequences of a replica make %" PRId64
-                  " microbatch%s", batch, m, m == 1 ? "" : "es");
+        diag_note(s->microbatch.loc, "%s of a replica make%s %s", plural(batch, "sequence"),
+                  batch == 1 ? "s" : "", plural(m, "microbatch"));
     diag_hint("write chunks = 1, slices = auto, or another microbatch");
 }
 

@@ -425,7 +425,7 @@ static void check_parts(Part *q, const Op *o)
     int rep = home == 'B' ? s->cols.seg[0].rep : 1;
     if (parts <= 1 && op_class[o->kind] == C_RED && rep > 1 && size > rep) {
         diag_error(o->loc, "heads-divide", "`%s` works on whole rows of kv heads that are copied "
-                   "on %d ranks of y each", o->name, rep);
+                   "on %s of y each", o->name, plural(rep, "rank"));
         diag_hint("work on each head, with heads=, or use a y of at most the kv heads");
         return;
     }

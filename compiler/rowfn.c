@@ -267,8 +267,8 @@ bool row_builtin(Graph *g, const Expr *call, Val *result)
             v[i] = got;
     }
     if (call->args.n != want) {
-        graph_error(g, call->loc, "arguments", "%s takes %d argument%s, %d given", call->text,
-                    want, want > 1 ? "s" : "", call->args.n);
+        graph_error(g, call->loc, "arguments", "%s takes %s, %d given", call->text,
+                    plural(want, "argument"), call->args.n);
         return true;
     }
     if (funcs[f].kind == F_UNARY)
@@ -320,8 +320,8 @@ static void fn_excess(Graph *g, const Expr *call, const Fn *fn, const Arg *arg, 
     bool said = k < fn->params.n
         ? k < call->args.n && !call->args.at[k].name        // else the parser said so
             && graph_error(g, arg->value->loc, "arguments", "`%s` is given twice", arg->name)
-        : graph_error(g, arg->value->loc, "arguments", "%s takes %d argument%s, %d given",
-                      fn->name, fn->params.n, fn->params.n == 1 ? "" : "s", call->args.n);
+        : graph_error(g, arg->value->loc, "arguments", "%s takes %s, %d given", fn->name,
+                      plural(fn->params.n, "argument"), call->args.n);
     if (said)
         diag_note(fn->loc, "%s is defined here", fn->name);
 }
@@ -411,7 +411,7 @@ static bool fn_parts(Graph *g, const Expr *heads, RowFrame *f)
     if (!heads || (f->width > 0 && f->width % parts == 0 && parts <= f->width))
         return true;
     if (graph_error(g, heads->loc, "heads-match", "a row of width %" PRId64
-                    " does not split into %" PRId64 " heads", f->width, parts)
+                    " does not split into %s", f->width, plural(parts, "head"))
         && f->width > 0)
         diag_note(g->p->tensors.at[f->like].loc, "width %" PRId64 " comes from here", f->width);
     return false;

@@ -65,7 +65,8 @@ int command_run(Compile *c)
     Kernels *k = make_kernels(c, e);
     const RtProgram *program = emitted_program(e, jit_kernels(k));
     if (c->o->time)
-        fprintf(stderr, "%-10s %8.3f ms, %d kernels\n", "llvm", (now_s() - t) * 1e3, e->specs.n);
+        fprintf(stderr, "%-10s %8.3f ms, %s\n", "llvm", (now_s() - t) * 1e3,
+                plural(e->specs.n, "kernel"));
     RtOptions ro = { .load = c->o->load, .save = c->o->save, .log = c->o->log,
                      .trace = c->o->trace, .steps = c->o->steps, .quiet = c->o->quiet,
                      .exe = "teracube" };
@@ -189,7 +190,7 @@ int command_build(Compile *c)
         die(EXIT_WORLD, "could not write %s: %s", c->o->output, strerror(why));
     }
     if (!c->o->quiet)
-        printf("%s: %d rank%s as threads; run it with --help\n", c->o->output,
-               plan_ranks(c->plan), plan_ranks(c->plan) > 1 ? "s" : "");
+        printf("%s: %s as threads; run it with --help\n", c->o->output,
+               plural(plan_ranks(c->plan), "rank"));
     return EXIT_FINE;
 }

@@ -371,8 +371,9 @@ const char *str_flop(double flop)
 const char *plural(int64_t n, const char *noun)
 {
     size_t len = strlen(noun);
-    bool es = len > 1 && (strchr("sx", noun[len - 1]) || strcmp(noun + len - 2, "ch") == 0);
-    return str_fmt("%" PRId64 " %s%s", n, noun, n == 1 ? "" : es ? "es" : "s");
+    bool ch = len > 1 && strcmp(noun + len - 2, "ch") == 0, y = len > 1 && noun[len - 1] == 'y';
+    return str_fmt("%" PRId64 " %.*s%s", n, (int)(len - (y && n != 1)), noun,
+                   n == 1 ? "" : y ? "ies" : ch ? "es" : "s");
 }
 
 /* ---- numbers -------------------------------------------------------------- */

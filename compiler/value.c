@@ -119,8 +119,8 @@ static bool eval_call(const Expr *e, Value *r)
     }
     int want = i >= 5 ? 2 : 1;
     if (e->args.n != want || e->args.at[want - 1].name) {
-        diag_error(e->loc, "value-type", "`%s` takes %d number%s", e->text, want,
-                   want == 1 ? "" : "s");
+        diag_error(e->loc, "value-type", "`%s` takes %s", e->text,
+                   plural(want, "number"));
         return false;
     }
     if (!eval(e->args.at[0].value, &a) || (want == 2 && !eval(e->args.at[1].value, &b)))
@@ -371,8 +371,8 @@ void read_call(const Expr *e, const Param *params, int n)
         const Arg *a = &e->args.at[i];
         int k = a->name ? find_param(e, a, params, n) : i;
         if (k >= n) {
-            diag_error(a->value->loc, "value-type", n ? "`%s` takes at most %d argument%s"
-                       : "`%s` takes no arguments", e->text, n, n == 1 ? "" : "s");
+            diag_error(a->value->loc, "value-type", n ? "`%s` takes at most %s"
+                       : "`%s` takes no arguments", e->text, plural(n, "argument"));
             return;
         }
         if (k < 0)

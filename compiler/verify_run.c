@@ -21,14 +21,15 @@ int verify_execute(Compile *c, const Emitted *e)
     if (steps > 0 && t->largest == 0)
         fprintf(stderr, "verify: no target counts in step 1, so its gradients say nothing\n");
     if (same.steps < steps)
-        fprintf(stderr, "verify: %" PRId64 " of %" PRId64 " steps were done\n", same.steps, steps);
+        fprintf(stderr, "verify: %" PRId64 " of %s were done\n", same.steps,
+                plural(steps, "step"));
     if (same.bad)
-        fprintf(stderr, "verify: %d values differ\n", same.bad);
+        fprintf(stderr, same.bad == 1 ? "verify: 1 value differs\n" : "verify: %d values differ\n",
+                same.bad);
     else if (!c->o->quiet)
-        printf("%s, %s: %" PRId64 " step%s against the reference: losses "
-               "and norms within %.1e, %d gradients within %.1e%s\n",
-               c->plan->model_name, plan_line(c->plan), steps, steps == 1 ? "" : "s",
-               same.worst_scalar, t->graph->nparams, same.worst,
+        printf("%s, %s: %s against the reference: losses and norms within %.1e, %s within "
+               "%.1e%s\n", c->plan->model_name, plan_line(c->plan), plural(steps, "step"),
+               same.worst_scalar, plural(t->graph->nparams, "gradient"), same.worst,
                same.worst > 0 ? str_fmt(" (worst: %s)", same.worst_name) : "");
     return same.bad || same.steps < steps ? EXIT_FAULT : EXIT_FINE;
 }
@@ -53,8 +54,9 @@ int command_verify(Compile *c)
     if (!compile_to(c, "memory"))
         return EXIT_INPUT;
     if (!c->o->quiet)
-        printf("static checks: fine after every pass, %d instructions, %d collectives\n",
-               c->plan->insts.n, plan_collectives(c->plan));
+        printf("static checks: fine after every pass, %s, %s\n",
+               plural(c->plan->insts.n, "instruction"),
+               plural(plan_collectives(c->plan), "collective"));
     if (c->o->is_static)
         return EXIT_FINE;
     Emitted *e = emit_program(c->plan);

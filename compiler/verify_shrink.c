@@ -350,8 +350,8 @@ static void say_shrunk(const Shrink *s, double before)
         text_add(&t, ", data %d -> %d", is->data, s->data);
     if (s->x != is->x || s->y != is->y || s->z != is->z)
         text_add(&t, ", cube [%d, %d, %d] -> [%d, %d, %d]", is->x, is->y, is->z, s->x, s->y, s->z);
-    printf("shrunk to execute it, from %s a step on %d ranks to %s on %d%s\n", str_flop(before),
-           plan_ranks(s->c->plan), str_flop(s->best.flops), s->best.ranks,
+    printf("shrunk to execute it, from %s a step on %s to %s on %d%s\n", str_flop(before),
+           plural(plan_ranks(s->c->plan), "rank"), str_flop(s->best.flops), s->best.ranks,
            t.n ? str_fmt(": %s", t.at + 2) : ": nothing could be made smaller");
 }
 
