@@ -439,7 +439,7 @@ static void plain(Plain *p, const RtHeader *h, const RtProgram *program)
     p->head.nstages = 1;
     p->rt.program = program ? program : &none;
     p->rt.exe = "test";
-    p->rt.nranks = h->data * h->x * h->y * h->z;
+    p->rt.nranks = p->rt.nlocal = h->data * h->x * h->y * h->z;
     p->rt.real = 4;
     p->rt.nworkers = 1;
     pthread_mutex_init(&p->rt.fault_lock, NULL);
