@@ -928,5 +928,6 @@ void lower_sync(Part *q)
              range(q, false, n->offset, n->shard), NONE,
              str_fmt("%s: all-gather over data", n->name),
              "each replica updated its part (zero = 2)");
+        p->insts.at[p->insts.n - 1].loc = n->loc;
     }
 }

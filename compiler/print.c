@@ -41,12 +41,22 @@ const char *print_turnless(const char *name, int turn)
     return t.n ? str_of(t.at, t.n) : "";
 }
 
+/* The unit that a value is of, also where it is a range of the parameters' region. */
+static UnitId unit_of(const Plan *p, ValueId v)
+{
+    const Value *x = &p->values.at[v];
+    for (int u = 0; x->unit == NONE && x->buffer == THE_PARAMS && u < p->units.n; u++)
+        if (p->units.at[u].offset == x->offset && p->units.at[u].shard == x->cols)
+            return u;
+    return x->unit;
+}
+
 int print_turn(const Plan *p, const Inst *i)
 {
     if (i->op != NONE)
         return p->ops.at[i->op].turn;
     for (int j = 0; j < i->nin + i->nout; j++) {
-        UnitId u = p->values.at[j < i->nin ? i->in[j] : i->out[j - i->nin]].unit;
+        UnitId u = unit_of(p, j < i->nin ? i->in[j] : i->out[j - i->nin]);
         if (u != NONE)
             return p->units.at[u].turn;
     }

@@ -433,7 +433,7 @@ static const char *collectives_text(const Stage *s)
             text_add(&out, "    %-14s %-10s %3" PRId64 " %s %10s x %-4" PRId64 " %s (%s)\n",
                      coll_word[c->coll], group_text(s->p, c), t->size,
                      is_transfer(c) ? "stages" : "ranks", size_text(t), t->calls,
-                     is_transfer(c) ? t->name : subject(t->name), source_where(c->loc));
+                     subject(t->name), source_where(c->loc));
             if (t->reason && t->reason != reason)
                 text_add(&out, "      %s\n", t->reason);
             reason = t->reason;

@@ -207,7 +207,8 @@ static void bundle_vectors(Part *q, int first)
         } else {
             for (int k = 0; k < old[i].npieces; k++)
                 piece_add(u, old[i].piece[k].param, old[i].piece[k].cols);
-            u->name = str_fmt("vectors of turn %d", u->turn);
+            u->name = u->turn == NONE ? "vectors outside of turns"
+                                      : str_fmt("vectors of turn %d", u->turn);
         }
         q->param_unit[old[i].piece[0].param] = (int)(u - p->units.at);
     }
