@@ -50,3 +50,47 @@ for c in o["collectives"]:
 names = [t["name"] for t in o["tensors"]]
 assert "h.1.qkv.weight" in names and len(names) == len(set(names))
 PY
+[ $? = 0 ] || exit 1
+# A pipeline: memory of every stage, collectives and tensors of each, counts over all passes.
+"$TERACUBE" plan --json --schedule tests/plan/_paste.tcube --set plan.cube=[1,2,1] \
+    --set plan.pipeline=2 --set plan.chunks=2 --set plan.microbatch=1 --set model.layers=4 \
+    --set plan.slices=[16,32] --set plan.recompute=attention > "$WORK/json" || exit 1
+python3 - "$WORK/json" <<'PY'
+import json, sys
+o = json.load(open(sys.argv[1]))
+l = o["layout"]
+assert l["pipeline"] == 2 and l["chunks"] == 2 and l["microbatch"] == 1, l
+assert l["slices"] == [16, 32] and l["turns"] == [1, 1, 1, 1], l
+assert l["schedule"] == "1f1b" and l["recompute"] == "attention", l
+parts = ["parameters", "gradients", "optimizer", "activations", "keys_values", "gathered",
+         "logits", "workspace", "library"]
+stages = o["memory"]["stages"]
+assert [s["stage"] for s in stages] == [0, 1]
+for s in stages:
+    assert sum(s[k] for k in parts) == s["peak"] and s["keys_values"] > 0, s
+    assert s["peak"] + s["free"] == o["memory"]["device_bytes"] and s["units"] > 2, s
+assert stages[0]["logits"] == 0
+# 6 microbatches; chunk 0 of stage 1 sends to chunk 1 of stage 0, so stage 0 sends twice forward
+# and stage 1 once: 48 columns over y = 2 ranks, so 24 rows' worth each of 16 and 32 tokens
+sends = [c for c in o["collectives"] if c["kind"] == "send" and c["phase"] == "forward"]
+recvs = [c for c in o["collectives"] if c["kind"] == "recv" and c["phase"] == "forward"]
+total = lambda cs, r: sum(c["bytes"] * c["count_per_step"] for c in cs if c["stage"] == r)
+assert total(sends, 0) == 2 * 6 * 48 * 24 * 8 and total(sends, 1) == 6 * 48 * 24 * 8, sends
+assert total(recvs, 1) == total(sends, 0) and total(recvs, 0) == total(sends, 1)
+assert all(c["peer"] == 1 - c["stage"] and c["axes"] == ["stage"] for c in sends + recvs)
+# every tensor says where it is; the tied table is on both stages
+tensors = {t["name"]: t for t in o["tensors"]}
+assert tensors["wte.weight"]["stages"] == [0, 1] and tensors["wte.weight"]["stage"] == 0
+assert [tensors["h.%d.up.weight" % i]["stage"] for i in range(4)] == [0, 1, 0, 1]
+# the step tables: every unit once forward and once backward, ending in sync and optimizer
+for s in o["schedule"]:
+    for kind in "forward", "backward":
+        units = [(t["microbatch"], t["slice"], t["chunk"]) for t in s["steps"]
+                 if t["kind"] == kind]
+        assert len(units) == len(set(units)) == 6 * 2 * 2
+    assert [t["kind"] for t in s["steps"][-2:]] == ["sync", "optimizer"]
+    assert "begin" not in {t["kind"] for t in s["steps"]}
+# products of a stage's forward part run once for each of its units
+qkv = [x for x in o["operators"] if x["name"] == "h.*.qkv: X W"]
+assert sum(x["count"] for x in qkv if x["stage"] == 0) == 6 * 2 * 2, qkv
+PY
