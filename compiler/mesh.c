@@ -168,10 +168,24 @@ static void check_turns(const Plan *p)
             diag_hint("write turns = %s", even_turns(p->layers, p->is.stages * chunks));
         }
     }
-    if (p->is.stages * chunks > 1 && p->is.stages * chunks > p->layers) {
+    for (int i = 0; i < s->turns.n && !diag_errors(); i++)
+        if (s->turns.at[i] < 1) {
+            diag_error(s->turns_loc, "layers-cover", "entry %d of the turns is 0: a stage%s without "
+                       "turns", i, chunks > 1 ? "'s chunk" : "");
+            diag_hint("write turns = %s", even_turns(p->layers, p->is.stages * chunks));
+            break;
+        }
+    if (p->is.stages > 1 && chunks > 1 && p->is.stages * chunks > p->layers) {
+        diag_error(s->chunks.loc, "layers-cover", "%d chunks on each of %d stages, for %s",
+                   chunks, p->is.stages, plural(p->layers, "turn"));
+        if (p->layers / p->is.stages > 0)
+            diag_hint("chunks can be at most %d", p->layers / p->is.stages);
+        else
+            diag_hint("pipeline can be at most %d", p->layers);
+    } else if (p->is.stages > 1 && p->is.stages > p->layers) {
         diag_error(s->pipeline.loc, "layers-cover", "%s for %s",
-                   plural(p->is.stages * chunks, "stage"), plural(p->layers, "turn"));
-        diag_hint("pipeline can be at most %d", p->layers / chunks);
+                   plural(p->is.stages, "stage"), plural(p->layers, "turn"));
+        diag_hint("pipeline can be at most %d", p->layers);
     }
 }
 
@@ -523,8 +537,6 @@ static void find_refused(Plan *p)
         { t->reduce_bf16, "reduce = bf16", t->reduce_loc, "reduce = fp32" },
         { is_word(s->partition, "summa"), "partition = summa(q)", s->partition.loc,
           "partition = 3d" },
-        { t->validate_every > 0, "validate", t->validate_loc, NULL },
-        { t->checkpoint_every > 0, "checkpoint", t->checkpoint_loc, NULL },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (list[i].is) {

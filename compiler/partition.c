@@ -132,7 +132,7 @@ static int64_t fitting_microbatch(const Plan *p, const int64_t *by)
     return 0;
 }
 
-static void report_memory(const Plan *p)
+static void report_memory(const Plan *p, const char *change)
 {
     int64_t by[BUF_CLASSES] = { 0 };
     int worst = 0;
@@ -145,13 +145,25 @@ static void report_memory(const Plan *p)
     for (int c = 1; c < BUF_CLASSES; c++)
         if (by[c] > by[worst])
             worst = c;
-    Loc at = p->config->plan.cube_loc.end ? p->config->plan.cube_loc : p->config->plan.loc;
-    diag_error(at, "memory-fits", "a rank needs %s, there are %s",
-               str_bytes((double)p->block_bytes), p->is.room_what);
-    int64_t fits = fitting_microbatch(p, by);
+    const PlanSpec *s = &p->config->plan;
+    bool piped = p->is.stages > 1 || p->is.nslices > 1;
+    Loc at = p->is.stages > 1 && s->pipeline.loc.end ? s->pipeline.loc
+           : s->cube_loc.end ? s->cube_loc : s->loc;
+    if (p->is.stages > 1)
+        diag_error(at, "memory-fits", "stage %d lacks %s: a rank needs %s, there are %s", p->stage,
+                   str_bytes((double)(p->block_bytes - p->is.room_bytes)),
+                   str_bytes((double)p->block_bytes), p->is.room_what);
+    else
+        diag_error(at, "memory-fits", "a rank needs %s, there are %s",
+                   str_bytes((double)p->block_bytes), p->is.room_what);
+    if (piped && change) {
+        diag_hint("most of it is %s; write %s", buf_class_word[worst], change);
+        return;
+    }
+    int64_t fits = piped ? 0 : fitting_microbatch(p, by);
     if (fits)
         diag_hint("most of it is %s; write microbatch = %" PRId64, buf_class_word[worst], fits);
-    else if (p->config->plan.keep.v && strcmp(p->config->plan.keep.v, "none") != 0)
+    else if (!piped && s->keep.v && strcmp(s->keep.v, "none") != 0)
         diag_hint("most of it is %s; write keep = none", buf_class_word[worst]);
     else
         diag_hint("most of it is %s; about %" PRId64 " devices with as much memory hold it",
@@ -198,9 +210,13 @@ void partition_choose(Plan *p)
                 break;
         }
     }
-    for (int r = 0; r < p->is.stages && !diag_errors(); r++) {
+    int worst = 0;
+    for (int r = 0; r < p->is.stages; r++) {
         plan_stage(p, r)->is = p->is;
-        if (plan_stage(p, r)->block_bytes > p->is.room_bytes)
-            report_memory(plan_stage(p, r));
+        if (plan_stage(p, r)->block_bytes > plan_stage(p, worst)->block_bytes)
+            worst = r;
     }
+    if (!diag_errors() && plan_stage(p, worst)->block_bytes > p->is.room_bytes)
+        report_memory(plan_stage(p, worst),
+                      p->is.stages > 1 || p->is.nslices > 1 ? fitting_change(p) : NULL);
 }

@@ -106,6 +106,9 @@ Loc  mesh_side(const Plan *p, int side);    // where x, y or z (0 1 2) is writte
 /* partition.c */
 void partition_check(Plan *p);
 
+/* fits.c */
+const char *fitting_change(const Plan *p);  // of the plan, so that it fits: "keep = none"; or NULL
+
 int64_t mesh_chunk(const Plan *p, int64_t rows);    // of the logits, rows of an x share
 
 /* sections.c */
