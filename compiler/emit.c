@@ -380,6 +380,22 @@ static void plain_step(Emit *m, RtStep *s, const Inst *n)
     }
 }
 
+/* What the step writes. Statistics of the loss may be infinite: columns of padding alone. */
+static void outs(Emit *m, RtStep *s, const Inst *n)
+{
+    s->first_out = m->e->outs.n;
+    for (int j = 0; j < n->nout && n->kind != I_CE_STAT && n->kind != I_CE_MERGE; j++) {
+        const Value *v = val(m, n->out[j]);
+        if (m->p->buffers.at[v->buffer].dtype == D_I32)
+            continue;
+        const char *name = v->unit != NONE ? m->p->units.at[v->unit].name
+                         : v->tensor != NONE ? m->p->tensors.at[v->tensor].name : n->name;
+        RtOut o = { ref(m, n->out[j]), v->rows, v->cols, text(m, name), 0 };
+        vec_add(&m->e->outs, o);
+    }
+    s->nouts = m->e->outs.n - s->first_out;
+}
+
 static void step(Emit *m, const Inst *n)
 {
     RtStep s = { .phase = (int32_t)n->phase, .kernel = -1, .rep = 1, .rowmap = -1, .rowmap_k = -1,
@@ -387,6 +403,7 @@ static void step(Emit *m, const Inst *n)
                  .reason = -1, .peer = -1 };
     s.name = text(m, n->name);
     s.source = text(m, n->loc.end ? source_where(n->loc) : "");
+    outs(m, &s, n);
     switch (n->kind) {
     case I_ROWS:
         rows_step(m, &s, n);
@@ -472,6 +489,13 @@ static int64_t token_limit(const Plan *p)       // rows of the smallest table to
     return n;
 }
 
+/* A path is relative to the file that names it. */
+static const char *path_in(const char *dir, const char *path)
+{
+    bool plain = path == NULL || *path == '/' || strcmp(dir, ".") == 0;
+    return plain ? path : str_fmt("%s/%s", dir, path);
+}
+
 static void train_head(Emit *m, RtHeader *h)
 {
     const Train *t = &m->p->config->train;
@@ -491,9 +515,13 @@ static void train_head(Emit *m, RtHeader *h)
     h->train.lr_min = t->lr_min;
     h->train.clip = t->clip.v;
     h->train.schedule = (int32_t)t->schedule;
-    h->train.weights = text(m, t->weights.v && t->weights.v[0] != '/' && t->weights_dir
-                            ? str_fmt("%s/%s", t->weights_dir, t->weights.v) : t->weights.v);
-    h->train.log = text(m, t->log.v);
+    h->train.weights = text(m, path_in(t->weights_dir, t->weights.v));
+    h->train.checkpoint_every = t->checkpoint_every;
+    h->train.checkpoint_dir = text(m, t->checkpoint_dir);
+    h->train.validate_every = t->validate_every;
+    h->train.validate_batches = t->validate_batches;
+    h->train.validate_data = text(m, t->validate_data);
+    h->train.log = text(m, path_in(t->log_dir, t->log.v));
     h->train.seed = (uint64_t)t->seed.v;
     h->optimizer = (int32_t)t->optimizer;
     h->objective = (int32_t)t->objective;
@@ -585,6 +613,7 @@ static void one_stage(Emit *m)
     h->nrowmaps = e->rowmaps.n;
     h->npasses = e->passes.n;
     h->nslices = e->slices.n;
+    h->nouts = e->outs.n;
     h->text_bytes = (int32_t)e->text.n;
 }
 
@@ -621,7 +650,7 @@ const RtProgram *emitted_program(const Emitted *e, const RtKernelFn *kernels)
         out[r] = (RtProgram){ .head = &s->head, .steps = s->steps.at, .params = s->params.at,
             .units = s->units.at, .pieces = s->pieces.at, .segments = s->segments.at,
             .columns = s->columns.at, .rowmaps = s->rowmaps.at, .passes = s->passes.at,
-            .slices = s->slices.at, .text = s->text.at, .kernels = kernels };
+            .slices = s->slices.at, .outs = s->outs.at, .text = s->text.at, .kernels = kernels };
     }
     return out;
 }

@@ -19,6 +19,7 @@ typedef struct {            // of one pipeline stage
     VEC(RtRowMap) rowmaps;
     VEC(RtPass) passes;
     VEC(int64_t) slices;
+    VEC(RtOut) outs;
     Text text;
 } StageTables;
 

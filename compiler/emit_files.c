@@ -63,6 +63,7 @@ static void write_tables(const char *dir, const Emitted *e)
         TABLE(s->rowmaps);
         TABLE(s->passes);
         TABLE(s->slices);
+        TABLE(s->outs);
         TABLE(s->text);
 #undef TABLE
     }

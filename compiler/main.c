@@ -239,6 +239,7 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
         { "--target", NULL, &o->target, "build" },
         { "-o", NULL, &o->output, "build,profile" },
         { "--load", NULL, &o->load, "run" },    { "--save", NULL, &o->save, "run" },
+        { "--resume", NULL, &o->resume, "run" },
         { "--log", NULL, &o->log, "run" },      { "--trace", NULL, &o->trace, "run,simulate" },
         { "--plan", NULL, &o->in.plan, NULL },  { "--cluster", NULL, &o->in.cluster, NULL },
         { "--steps", NULL, &steps, "run,verify" },

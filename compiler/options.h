@@ -14,7 +14,7 @@ typedef struct {
     bool is_small, is_full, is_static;      // verify
     bool is_quick;                  // profile
     const char *dump, *stop, *explain, *target, *output;
-    const char *load, *save, *log, *trace;
+    const char *load, *save, *log, *trace, *resume;
     int64_t steps;                  // -1: as the file says
     int threads;                    // 0: share the cores
 } Options;

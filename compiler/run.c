@@ -68,8 +68,8 @@ int command_run(Compile *c)
         fprintf(stderr, "%-10s %8.3f ms, %s\n", "llvm", (now_s() - t) * 1e3,
                 plural(e->specs.n, "kernel"));
     RtOptions ro = { .load = c->o->load, .save = c->o->save, .log = c->o->log,
-                     .trace = c->o->trace, .steps = c->o->steps, .quiet = c->o->quiet,
-                     .exe = "teracube" };
+                     .trace = c->o->trace, .resume = c->o->resume, .steps = c->o->steps,
+                     .quiet = c->o->quiet, .exe = "teracube" };
     return rt_run(program, &ro);
 }
 
@@ -114,7 +114,7 @@ static void blob_add(Blob *b, const char *name, const void *at, size_t n)
 
 static void object(const Compile *c, const Emitted *e, const char *path)
 {
-    enum { BLOBS = 11 };
+    enum { BLOBS = 12 };
     Blob b[BLOBS] = { { 0 } };
     for (int r = 0; r < e->nstages; r++) {
         const StageTables *s = &e->stage[r];
@@ -130,6 +130,7 @@ static void object(const Compile *c, const Emitted *e, const char *path)
         TABLE("program_rowmaps", s->rowmaps);
         TABLE("program_passes", s->passes);
         TABLE("program_slices", s->slices);
+        TABLE("program_outs", s->outs);
 #undef TABLE
         blob_add(&b[k++], "program_text", s->text.at, s->text.n);
     }

@@ -1,5 +1,5 @@
 /*
- * checkpoint.c - parameters: first values, whole-model files, and look-ups.
+ * checkpoint.c - parameters and moments: first values, files of tensors, and look-ups.
  *
  * Everything goes through the map of tables.c from a rank's shard to elements
  * of whole parameters, so a file is the same for every layout and a file from
@@ -11,7 +11,8 @@
  *
  * Saving writes to FILE.tmp-PID in the same folder, counts every element, syncs
  * and renames. Only one copy of each element is written (RtRank.counts). Ranks that are
- * processes open the file that rank 0 made, PID being rank 0's.
+ * processes open the file that rank 0 made, PID being rank 0's. Moments lie in files as
+ * the parameters do that they belong to; resume.c asks for them.
  */
 #include "rt_impl.h"
 
@@ -33,6 +34,9 @@ typedef struct FileIo FileIo;
 struct FileIo {
     RtRank *r;
     int (*run)(FileIo *io, const FileRun *run);
+    RtValues what;
+    RtOutput *out;          // written to
+    const RtTensors *in;    // read from
     int unit;               // that the runs are of
     FileRun pending;
     int64_t unsent;         // bytes written since the disk was told
@@ -55,9 +59,17 @@ static Kept kept_master(const RtRank *r, int unit)
     return (Kept){ r->block + r->head->master_offset, rt_shift(r, unit, RT_MOMENTS), RT_REAL };
 }
 
-/* What is saved and shown. */
-static Kept kept_best(const RtRank *r, int unit)
+static Kept kept_moments(const RtRank *r, int unit, RtValues what)
 {
+    int64_t offset = what == RT_MOMENT_1 ? r->head->m_offset : r->head->v_offset;
+    return (Kept){ r->block + offset, rt_shift(r, unit, RT_MOMENTS), RT_REAL };
+}
+
+/* What is saved and shown. */
+static Kept kept_best(const RtRank *r, int unit, RtValues what)
+{
+    if (what != RT_WEIGHTS)
+        return kept_moments(r, unit, what);
     return r->head->master_offset >= 0 ? kept_master(r, unit) : kept_params(r, unit);
 }
 
@@ -91,9 +103,10 @@ static void put_kept(const RtRank *r, const Kept *k, int64_t at, int64_t stride,
 static void put(const FileIo *io, int64_t at, int64_t stride, int64_t n, const double *v)
 {
     const RtRank *r = io->r;
-    Kept params = kept_params(r, io->unit);
-    put_kept(r, &params, at, stride, n, v);
-    if (r->head->master_offset < 0)
+    bool weights = io->what == RT_WEIGHTS;
+    Kept to = weights ? kept_params(r, io->unit) : kept_moments(r, io->unit, io->what);
+    put_kept(r, &to, at, stride, n, v);
+    if (!weights || r->head->master_offset < 0)
         return;
     Kept master = kept_master(r, io->unit);
     int64_t lo, hi, first = 0, end = n;
@@ -216,29 +229,31 @@ static int init_span(void *ctx, const RtSpan *s)
     return RT_OK;
 }
 
-static int load_broken(Rt *rt, const RtTensor *t)
+static int load_broken(Rt *rt, const RtTensors *in, const RtTensor *t)
 {
     return rt_fail(rt, RT_USER, "%s: error: could not read tensor %s: %s [weights-file]",
-                   rt->load->file, t->name, errno ? strerror(errno) : "the file is cut off");
+                   in->file, t->name, errno ? strerror(errno) : "the file is cut off");
 }
 
 static int load_run(FileIo *io, const FileRun *run)
 {
     RtRank *r = io->r;
     Rt *rt = r->rt;
-    const RtTensor *t = rt->load->of[run->param];
+    const RtTensors *in = io->in;
+    const RtTensor *t = in->of[(int)(io->what - in->first) * rt->head->nparams + run->param];
     int64_t size = (int64_t)rt_dtype_bytes(t->dtype);
-    Kept to = kept_params(r, io->unit);
-    bool same = t->dtype == (rt->real == sizeof(float) ? RT_F32 : RT_F64);
-    if (same && run->stride == 1 && to.stored == RT_REAL && r->head->master_offset < 0)
-        return rt_read_at(rt->load->fd, element(r, &to, run->at), (size_t)(run->n * size),
-                          t->begin + run->index * size)
-               ? load_broken(rt, t) : RT_OK;
+    bool weights = io->what == RT_WEIGHTS;
+    Kept to = weights ? kept_params(r, io->unit) : kept_moments(r, io->unit, io->what);
+    bool same = t->dtype == (rt->real == sizeof(float) ? RT_F32 : RT_F64)
+                && to.stored == RT_REAL && (!weights || r->head->master_offset < 0);
+    if (same && run->stride == 1)
+        return rt_read_at(in->fd, element(r, &to, run->at), (size_t)(run->n * size),
+                          t->begin + run->index * size) ? load_broken(rt, in, t) : RT_OK;
     for (int64_t i = 0; i < run->n; i += BUFFER) {
         int64_t n = run->n - i < BUFFER ? run->n - i : BUFFER;
-        if (rt_read_at(rt->load->fd, io->buffer, (size_t)(n * size),
+        if (rt_read_at(in->fd, io->buffer, (size_t)(n * size),
                        t->begin + (run->index + i) * size))
-            return load_broken(rt, t);
+            return load_broken(rt, in, t);
         rt_dtype_decode(t->dtype, io->buffer, n, io->value);
         put(io, run->at + i * run->stride, run->stride, n, io->value);
     }
@@ -259,21 +274,32 @@ static bool share_of(const RtWorker *w, const RtUnit *u, int64_t *lo, int64_t *h
 }
 
 /* A worker's share of every unit, or of what is here of it; padding stays zero. */
-int rt_init_params(RtWorker *w)
+static int fill(FileIo *io, const RtWorker *w)
 {
     RtRank *r = w->rank;
-    Rt *rt = r->rt;
-    FileIo *io = rt_alloc(1, sizeof *io);
-    io->r = r;
-    io->run = load_run;
-    int status = RT_OK;
-    for (int u = 0; u < r->head->nunits && !status; u++) {
+    for (int u = 0; u < r->head->nunits; u++) {
         int64_t lo, hi;
-        rt_held(r, u, RT_PARAMS, &lo, &hi);
+        rt_held(r, u, io->what == RT_WEIGHTS ? RT_PARAMS : RT_MOMENTS, &lo, &hi);
         io->unit = u;
         if (share_of(w, &r->program->units[u], &lo, &hi))
-            status = rt->load ? unit_runs(io, u, lo, hi) : rt_spans(r, u, lo, hi, init_span, io);
+            RT_TRY(io->in ? unit_runs(io, u, lo, hi) : rt_spans(r, u, lo, hi, init_span, io));
         atomic_fetch_add(&r->sign->progress, 1);
+    }
+    return RT_OK;
+}
+
+int rt_init_params(RtWorker *w)
+{
+    Rt *rt = w->rank->rt;
+    FileIo *io = rt_alloc(1, sizeof *io);
+    io->r = w->rank;
+    io->run = load_run;
+    io->in = rt->load;
+    int status = fill(io, w);
+    io->in = rt->moments;
+    for (int k = RT_MOMENT_1; io->in && !status && k <= (int)rt_last_values(rt); k++) {
+        io->what = (RtValues)k;
+        status = fill(io, w);
     }
     free(io);
     return status;
@@ -290,145 +316,156 @@ static void shape_words(const int64_t *shape, int n, char *out, size_t room)
         snprintf(out + at, room - at, "]");
 }
 
+RtValues rt_last_values(const Rt *rt)
+{
+    return rt->head->optimizer == 0 ? RT_MOMENT_2 : RT_MOMENT_1;
+}
+
+/* Before a parameter's name, in files: its moments have names of their own. */
+const char *rt_values_prefix(const Rt *rt, RtValues what)
+{
+    if (what == RT_WEIGHTS)
+        return "";
+    return rt->head->optimizer ? "sgd.m." : what == RT_MOMENT_1 ? "adam.m." : "adam.v.";
+}
+
 /* One line per tensor that is missing or does not fit; NULL: it is fine. */
-static const char *what_is_wrong(const Rt *rt, const RtTensors *ts, int iparam, char line[512])
+static const char *what_is_wrong(const Rt *rt, const RtTensor *t, const char *name, int iparam,
+                                 char line[800])
 {
     const RtParam *p = &rt->program->params[iparam];
-    const char *name = rt_text(rt->program, p->name);
-    const RtTensor *t = ts->of[iparam];
     int64_t want[2];
     int ndim = rt_param_shape(p, want);
     char a[96], b[96];
     shape_words(want, ndim, a, sizeof a);
     if (!t) {
-        snprintf(line, 512, "tensor %s %s is missing", name, a);
+        snprintf(line, 800, "tensor %s %s is missing", name, a);
         return line;
     }
     shape_words(t->shape, t->ndim, b, sizeof b);
     if (t->ndim != ndim || memcmp(t->shape, want, sizeof *want * (size_t)ndim) != 0) {
-        snprintf(line, 512, "tensor %s is %s, expected %s", name, b, a);
+        snprintf(line, 800, "tensor %s is %s, expected %s", name, b, a);
         return line;
     }
     if (t->dtype == RT_OTHER) {
-        snprintf(line, 512, "tensor %s has dtype %s; F32, F64, F16 and BF16 can be read", name,
+        snprintf(line, 800, "tensor %s has dtype %s; F32, F64, F16 and BF16 can be read", name,
                  t->dtype_word);
         return line;
     }
     return NULL;
 }
 
-static void warn_extra(const Rt *rt, const RtTensors *ts)
+/* Tensors that nobody wants: how many, and the first of them in words. */
+static int unused(const Rt *rt, const RtTensors *ts, char list[900])
 {
-    char list[800] = "";
-    int n = 0;
+    int n = 0, wanted = (int)(ts->last - ts->first + 1) * rt->head->nparams;
+    *list = 0;
     for (int i = 0; i < ts->n; i++) {
         bool used = false;
-        for (int k = 0; k < rt->head->nparams; k++)
-            used = used || ts->of[k] == &ts->tensor[i];
+        for (int k = 0; k < wanted && !used; k++)
+            used = ts->of[k] == &ts->tensor[i];
         size_t at = strlen(list);
         if (!used && n++ < 10)
-            snprintf(list + at, sizeof list - at, "%s%s", n > 1 ? ", " : "", ts->tensor[i].name);
+            snprintf(list + at, 800 - at, "%s%s", n > 1 ? ", " : "", ts->tensor[i].name);
     }
+    size_t at = strlen(list);
     if (n > 10)
-        rt_note(rt, "warning: %s: %d tensors have no use here: %s and %d more", ts->file, n, list,
-                n - 10);
-    else if (n > 0)
-        rt_note(rt, "warning: %s: %d tensor%s no use here: %s", ts->file, n,
-                n == 1 ? " has" : "s have", list);
+        snprintf(list + at, 900 - at, " and %d more", n - 10);
+    return n;
+}
+
+/* Finds the tensors first .. last of every parameter; others are listed, or with `strict`
+ * an error. */
+int rt_tensors_match(Rt *rt, RtTensors *ts, RtValues first, RtValues last, bool strict)
+{
+    const RtProgram *p = rt->program;
+    int n = rt->head->nparams, all = (int)(last - first + 1) * n, wrong = 0;
+    ts->first = first;
+    ts->last = last;
+    ts->of = rt_alloc((size_t)all, sizeof *ts->of);
+    char text[1500] = "", line[800], name[400], list[900];
+    for (int k = 0; k < all; k++) {
+        snprintf(name, sizeof name, "%s%s", rt_values_prefix(rt, first + (unsigned)(k / n)),
+                 rt_text(p, p->params[k % n].name));
+        for (int i = 0; i < ts->n && !ts->of[k]; i++)
+            if (strcmp(ts->tensor[i].name, name) == 0)
+                ts->of[k] = &ts->tensor[i];
+        size_t at = strlen(text);
+        if (what_is_wrong(rt, ts->of[k], name, k % n, line) && wrong++ < 8)
+            snprintf(text + at, sizeof text - at, "%s%s: error: %s [weights-fit]",
+                     wrong > 1 ? "\n" : "", ts->file, line);
+    }
+    if (wrong > 8) {
+        size_t at = strlen(text);
+        snprintf(text + at, sizeof text - at, "\nnote: and %d more", wrong - 8);
+    }
+    if (wrong)
+        return rt_fail(rt, RT_USER, "%s", text);
+    int over = unused(rt, ts, list);
+    if (over && strict)
+        return rt_fail(rt, RT_USER, "%s: error: %d tensor%s no place in this model: %s "
+                       "[weights-fit]", ts->file, over, over == 1 ? " has" : "s have", list);
+    if (over)
+        rt_note(rt, "warning: %s: %d tensor%s no use here: %s", ts->file, over,
+                over == 1 ? " has" : "s have", list);
+    return RT_OK;
 }
 
 int rt_load_open(Rt *rt)
 {
-    const RtProgram *p = rt->program;
-    if (!rt->load_path || !*rt->load_path)
+    if (rt->load || !rt->load_path || !*rt->load_path)
         return RT_OK;
     rt->load = rt_alloc(1, sizeof *rt->load);
-    RtTensors *ts = rt->load;
-    RT_TRY(rt_tensors_read(rt, rt->load_path, ts));
-    ts->of = rt_alloc((size_t)rt->head->nparams, sizeof *ts->of);
-    char all[1500] = "", line[512];
-    int wrong = 0;
-    for (int i = 0; i < rt->head->nparams; i++) {
-        for (int k = 0; k < ts->n && !ts->of[i]; k++)
-            if (strcmp(ts->tensor[k].name, rt_text(p, p->params[i].name)) == 0)
-                ts->of[i] = &ts->tensor[k];
-        size_t at = strlen(all);
-        if (what_is_wrong(rt, ts, i, line) && wrong++ < 8)
-            snprintf(all + at, sizeof all - at, "%s%s: error: %s [weights-fit]",
-                     wrong > 1 ? "\n" : "", ts->file, line);
-    }
-    if (wrong > 8) {
-        size_t at = strlen(all);
-        snprintf(all + at, sizeof all - at, "\nnote: and %d more", wrong - 8);
-    }
-    if (wrong)
-        return rt_fail(rt, RT_USER, "%s", all);
-    warn_extra(rt, ts);
-    return RT_OK;
+    RT_TRY(rt_tensors_read(rt, rt->load_path, rt->load));
+    return rt_tensors_match(rt, rt->load, RT_WEIGHTS, RT_WEIGHTS, false);
 }
 
 void rt_load_close(Rt *rt)
 {
-    if (rt->load)
-        rt_tensors_free(rt->load);
-    free(rt->load);
-    rt->load = NULL;
+    RtTensors **all[] = { &rt->load, &rt->moments };
+    for (int i = 0; i < 2; i++) {
+        if (*all[i])
+            rt_tensors_free(*all[i]);
+        free(*all[i]);
+        *all[i] = NULL;
+    }
 }
 
 /* ---- saving -------------------------------------------------------------- */
 
-static int save_broken(Rt *rt, const char *doing)
+static int save_broken(Rt *rt, const RtOutput *o, const char *doing)
 {
-    return rt_fail(rt, RT_WORLD, "%s: error: could not %s: %s", rt->options->save, doing,
-                   strerror(errno));
+    int why = errno;
+    return rt_fail(rt, RT_WORLD, "%s: error: could not %s: %s%s", o->path, doing, strerror(why),
+                   o->hint);
 }
 
-/* The process of rank 0 makes it, then the others find it. */
-static int open_tmp(Rt *rt)
+/* Rank 0 makes it, then the other processes find it. */
+static int open_output(Rt *rt, RtOutput *o)
 {
-    size_t room = strlen(rt->options->save) + 32;
-    rt->save_tmp = rt_alloc(room, 1);
-    snprintf(rt->save_tmp, room, "%s.tmp-%d", rt->options->save, rt->save_id);
     int how = rt->first == 0 ? O_RDWR | O_CREAT | O_TRUNC : O_RDWR;
-    rt->save_fd = open(rt->save_tmp, how | O_CLOEXEC, 0666);
-    if (rt->save_fd >= 0)
-        return RT_OK;
-    free(rt->save_tmp);
-    rt->save_tmp = NULL;
-    return save_broken(rt, "write the weights there");
+    o->fd = open(o->tmp, how | O_CLOEXEC, 0666);
+    return o->fd >= 0 ? RT_OK : save_broken(rt, o, "write the weights there");
 }
 
-/* Removes what is left of a file that was not finished. */
-void rt_save_forget(Rt *rt)
+/* Opens the file. Rank 0's process makes it, with its header and its size. */
+static int begin_output(Rt *rt, RtOutput *o)
 {
-    if (!rt->save_tmp)
-        return;
-    if (rt->save_fd >= 0)
-        close(rt->save_fd);
-    rt->save_fd = -1;
-    if (rt->first == 0 || atomic_load(&rt->status))
-        unlink(rt->save_tmp);
-    free(rt->save_tmp);
-    rt->save_tmp = NULL;
-}
-
-/* Before the first step: can a file be made there at all, and do all processes see it? It
- * is there until rt_save_forget. */
-int rt_save_probe(Rt *rt)
-{
-    struct stat st;
-    if (!rt->options->save)
-        return RT_OK;
-    if (stat(rt->options->save, &st) == 0 && !S_ISREG(st.st_mode))
-        return rt_fail(rt, RT_WORLD, "%s: error: could not write the weights there: it is no "
-                       "regular file", rt->options->save);
-    if (rt->first == 0)
-        open_tmp(rt);                   // its status is kept
-    if (rt->mpi)
-        RT_TRY(rt_mpi_agree(rt, NULL));
-    if (rt->first > 0)
-        open_tmp(rt);
-    return atomic_load(&rt->status);
+    size_t n = (size_t)(o->last - o->first + 1) * (size_t)rt->head->nparams, bytes;
+    if (!o->at) {
+        o->at = rt_alloc(n, sizeof *o->at);
+        o->written = rt_alloc(n, sizeof *o->written);
+    }
+    for (size_t i = 0; i < n; i++)
+        atomic_store(&o->written[i], 0);
+    RT_TRY(open_output(rt, o));
+    char *header = rt_tensors_header(rt, o, &bytes);
+    if (!header)
+        return save_broken(rt, o, "make the header");
+    bool makes = rt->first == 0;
+    int bad = makes && (rt_write_at(o->fd, header, bytes, 0) || ftruncate(o->fd, o->end));
+    free(header);
+    return bad ? save_broken(rt, o, "write the weights") : RT_OK;
 }
 
 /* n values of the run, side by side. */
@@ -454,11 +491,13 @@ static int save_run(FileIo *io, const FileRun *run)
 {
     RtRank *r = io->r;
     Rt *rt = r->rt;
-    Kept k = kept_best(r, io->unit);
+    RtOutput *o = io->out;
+    Kept k = kept_best(r, io->unit, io->what);
     bool as_it_lies = run->stride == 1 && k.stored == RT_REAL;
     int64_t real = (int64_t)rt->real, most = as_it_lies ? SOON / real : BUFFER;
-    int64_t to = rt->tensor_at[run->param] + run->index * real;
-    atomic_fetch_add(&rt->written[run->param], run->n);
+    int tensor = (int)(io->what - o->first) * rt->head->nparams + run->param;
+    int64_t to = o->at[tensor] + run->index * real;
+    atomic_fetch_add(&o->written[tensor], run->n);
     for (int64_t i = 0; i < run->n; i += most) {
         int64_t n = run->n - i < most ? run->n - i : most;
         const void *from = element(r, &k, run->at + i);
@@ -466,98 +505,26 @@ static int save_run(FileIo *io, const FileRun *run)
             gather(io, &k, run, i, n, io->buffer);
             from = io->buffer;
         }
-        if (rt_write_at(rt->save_fd, from, (size_t)(n * real), to + i * real))
-            return save_broken(rt, "write the weights");
+        if (rt_write_at(o->fd, from, (size_t)(n * real), to + i * real))
+            return save_broken(rt, o, "write the weights");
         io->unsent += n * real;
         if (io->unsent >= SOON) {       // the disk works while we copy; fsync reports its errors
-            sync_file_range(rt->save_fd, 0, 0, SYNC_FILE_RANGE_WRITE);
+            sync_file_range(o->fd, 0, 0, SYNC_FILE_RANGE_WRITE);
             io->unsent = 0;
         }
     }
     return RT_OK;
 }
 
-/* Opens the file; rank 0's process has made it. */
-static int begin_save(Rt *rt)
-{
-    int n = rt->head->nparams;
-    size_t bytes;
-    rt->tensor_at = rt_alloc((size_t)n + 1, sizeof *rt->tensor_at);
-    rt->written = rt_alloc((size_t)n, sizeof *rt->written);
-    RT_TRY(open_tmp(rt));
-    char *header = rt_tensors_header(rt, &bytes, rt->tensor_at);
-    if (!header)
-        return save_broken(rt, "make the header");
-    bool makes = rt->first == 0;
-    int bad = makes && (rt_write_at(rt->save_fd, header, bytes, 0)
-                        || ftruncate(rt->save_fd, rt->tensor_at[n]));
-    free(header);
-    return bad ? save_broken(rt, "write the weights") : RT_OK;
-}
-
-/* The folder too: else the new name may be lost with the power. */
-static int sync_folder(Rt *rt)
-{
-    char *dir = rt_alloc(strlen(rt->options->save) + 2, 1);
-    strcpy(dir, rt->options->save);
-    char *slash = strrchr(dir, '/');
-    strcpy(slash ? slash + 1 : dir, slash ? "" : ".");
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    free(dir);
-    int bad = fd < 0 || (fsync(fd) && errno != EINVAL);
-    if (fd >= 0)
-        close(fd);
-    return bad ? save_broken(rt, "sync the folder") : RT_OK;
-}
-
-/* What the other processes wrote, too. */
-static int add_written(RtWorker *w)
-{
-    Rt *rt = w->rank->rt;
-    int nparams = rt->head->nparams;
-    double v[RT_MAX_SUMS];
-    for (int i = 0; i < nparams; i += RT_MAX_SUMS) {
-        int n = nparams - i < RT_MAX_SUMS ? nparams - i : RT_MAX_SUMS;
-        for (int k = 0; k < n; k++)
-            v[k] = (double)atomic_load(&rt->written[i + k]);
-        RT_TRY(rt_sum_doubles(w, &w->rank->world, v, n));
-        for (int k = 0; k < n; k++)
-            atomic_store(&rt->written[i + k], (long long)v[k]);
-    }
-    return RT_OK;
-}
-
-/* Rank 0, when all have written. */
-static int end_save(Rt *rt)
-{
-    const RtProgram *p = rt->program;
-    for (int i = 0; i < rt->head->nparams; i++) {
-        long long want = p->params[i].rows * p->params[i].width;
-        long long has = atomic_load(&rt->written[i]);
-        if (want != has)
-            return rt_fail(rt, RT_BUG, "%s: error: %lld of %lld elements of %s were written",
-                           rt->options->save, has, want, rt_text(p, p->params[i].name));
-    }
-    if (fsync(rt->save_fd))
-        return save_broken(rt, "sync the weights");
-    int fd = rt->save_fd;
-    rt->save_fd = -1;
-    if (close(fd))
-        return save_broken(rt, "close the weights");
-    if (rename(rt->save_tmp, rt->options->save))
-        return save_broken(rt, "rename the weights");
-    free(rt->save_tmp);
-    rt->save_tmp = NULL;
-    return sync_folder(rt);
-}
-
 /* A worker's share of every unit whose copy here is the one that counts. */
-static int save_params(RtWorker *w)
+static int save_values(RtWorker *w, RtOutput *o, RtValues what)
 {
     RtRank *r = w->rank;
     FileIo *io = rt_alloc(1, sizeof *io);
     io->r = r;
     io->run = save_run;
+    io->out = o;
+    io->what = what;
     int status = RT_OK;
     for (int u = 0; u < r->head->nunits && !status; u++) {
         int64_t lo, hi;
@@ -571,32 +538,182 @@ static int save_params(RtWorker *w)
     return status;
 }
 
-/* An error is kept in rt, and made everybody's where all meet next. */
+/* Every element was written once, by some rank. */
+static int count_written(RtWorker *w, const RtOutput *o)
+{
+    RtRank *r = w->rank;
+    Rt *rt = r->rt;
+    const RtProgram *p = rt->program;
+    int n = rt->head->nparams, all = (int)(o->last - o->first + 1) * n;
+    for (int i = 0; i < all; i += RT_MAX_SUMS) {
+        int m = all - i < RT_MAX_SUMS ? all - i : RT_MAX_SUMS;
+        double has[RT_MAX_SUMS];
+        for (int k = 0; k < m; k++)     // one count for all ranks of this process
+            has[k] = r->id == rt->first ? (double)atomic_load(&o->written[i + k]) : 0;
+        RT_TRY(rt_sum_doubles(w, &r->world, has, m));
+        for (int k = 0; k < m; k++) {
+            const RtParam *q = &p->params[(i + k) % n];
+            double want = (double)(q->rows * q->width);
+            if (want != has[k])
+                return rt_fail(rt, RT_BUG, "%s: error: %.0f of %.0f elements of %s%s were written",
+                               o->path, has[k], want,
+                               rt_values_prefix(rt, o->first + (unsigned)((i + k) / n)),
+                               rt_text(p, q->name));
+        }
+    }
+    return RT_OK;
+}
+
+/* What this process wrote is on the disk. Stretch by stretch first, so that those who
+ * wait see it move. */
+static int sync_output(RtRank *r, RtOutput *o)
+{
+    for (int64_t at = 0; at < o->end; at += SOON) {
+        sync_file_range(o->fd, at, SOON, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE
+                                         | SYNC_FILE_RANGE_WAIT_AFTER);
+        atomic_fetch_add(&r->sign->progress, 1);
+    }
+    if (fsync(o->fd))
+        return save_broken(r->rt, o, "sync the weights");
+    int fd = o->fd;
+    o->fd = -1;
+    return close(fd) ? save_broken(r->rt, o, "close the weights") : RT_OK;
+}
+
+/* The new name itself: else it may be lost with the power. */
+int rt_sync_folder(const char *file)
+{
+    char *dir = rt_alloc(strlen(file) + 2, 1);
+    strcpy(dir, file);
+    char *slash = strrchr(dir, '/');
+    strcpy(slash ? slash + 1 : dir, slash ? "" : ".");
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    free(dir);
+    int bad = fd < 0 || (fsync(fd) && errno != EINVAL);
+    if (fd >= 0)
+        close(fd);
+    return bad ? -1 : 0;
+}
+
+static int begin_outputs(Rt *rt, RtOutput *o, int n)
+{
+    for (int i = 0; i < n; i++)
+        RT_TRY(begin_output(rt, &o[i]));
+    return RT_OK;
+}
+
+static int save_outputs(RtWorker *w, RtOutput *o, int n)
+{
+    for (int i = 0; i < n; i++)
+        for (unsigned what = o[i].first; what <= o[i].last; what++)
+            RT_TRY(save_values(w, &o[i], (RtValues)what));
+    return RT_OK;
+}
+
+static int sync_outputs(RtRank *r, RtOutput *o, int n)
+{
+    for (int i = 0; i < n; i++)
+        RT_TRY(sync_output(r, &o[i]));
+    return RT_OK;
+}
+
+/* The files o[0 .. n) under their `tmp` names, complete and synced. All workers of all
+ * ranks call it. An error is kept in rt, and made everybody's where all meet next. */
+int rt_write_outputs(RtWorker *w, RtOutput *o, int n)
+{
+    RtRank *r = w->rank;
+    Rt *rt = r->rt;
+    bool lead = w->index == 0, opens = lead && r->id == rt->first;
+    if (opens && r->id == 0)
+        begin_outputs(rt, o, n);
+    if (lead)
+        RT_TRY(rt_agree(w));
+    if (opens && r->id > 0)
+        begin_outputs(rt, o, n);
+    rt_team(w);
+    if (!atomic_load(&rt->status))
+        save_outputs(w, o, n);
+    rt_team(w);
+    if (!lead)
+        return atomic_load(&rt->status);
+    RT_TRY(rt_agree(w));
+    for (int i = 0; i < n; i++)
+        RT_TRY(count_written(w, &o[i]));
+    if (opens)
+        sync_outputs(r, o, n);
+    return rt_agree(w);
+}
+
+/* Closes the file, and removes it where it was not finished. */
+void rt_output_forget(Rt *rt, RtOutput *o)
+{
+    if (o->fd >= 0) {
+        close(o->fd);
+        if (rt->first == 0 || atomic_load(&rt->status))
+            unlink(o->tmp);
+    }
+    free(o->path);
+    free(o->tmp);
+    free(o->metadata);
+    free(o->at);
+    free(o->written);
+    *o = (RtOutput){ .fd = -1 };
+}
+
+/* ---- --save -------------------------------------------------------------- */
+
+void rt_save_forget(Rt *rt) { rt_output_forget(rt, &rt->save); }
+
+static void name_save(Rt *rt)
+{
+    size_t room = strlen(rt->options->save) + 32;
+    RtOutput *o = &rt->save;
+    *o = (RtOutput){ .fd = -1, .hint = "", .path = rt_alloc(room, 1), .tmp = rt_alloc(room, 1) };
+    strcpy(o->path, rt->options->save);
+    snprintf(o->tmp, room, "%s.tmp-%d", rt->options->save, rt->save_id);
+}
+
+/* Before the first step: can a file be made there at all, and do all processes see it? It
+ * is there until rt_save_forget. */
+int rt_save_probe(Rt *rt)
+{
+    struct stat st;
+    if (!rt->options->save)
+        return RT_OK;
+    if (stat(rt->options->save, &st) == 0 && !S_ISREG(st.st_mode))
+        return rt_fail(rt, RT_WORLD, "%s: error: could not write the weights there: it is no "
+                       "regular file", rt->options->save);
+    name_save(rt);
+    if (rt->first == 0)
+        open_output(rt, &rt->save);     // its status is kept
+    if (rt->mpi)
+        RT_TRY(rt_mpi_agree(rt, NULL));
+    if (rt->first > 0)
+        open_output(rt, &rt->save);
+    return atomic_load(&rt->status);
+}
+
+static int end_save(Rt *rt)
+{
+    const RtOutput *o = &rt->save;
+    if (rename(o->tmp, o->path)) {
+        int status = save_broken(rt, o, "rename the weights");
+        unlink(o->tmp);
+        return status;
+    }
+    return rt_sync_folder(o->path) ? save_broken(rt, o, "sync the folder") : RT_OK;
+}
+
 int rt_save(RtWorker *w)
 {
     RtRank *r = w->rank;
     Rt *rt = r->rt;
-    bool lead = w->index == 0, first = lead && r->id == 0, other = lead && !first && rt->mpi;
-    if (first)
-        begin_save(rt);
-    if (lead)
-        RT_TRY(rt_agree(w));
-    if (other)
-        begin_save(rt);
-    rt_team(w);
-    if (!atomic_load(&rt->status))
-        save_params(w);
-    rt_team(w);
-    if (other && !atomic_load(&rt->status) && fsync(rt->save_fd))
-        save_broken(rt, "sync the weights");
-    if (lead)
-        RT_TRY(rt_agree(w));
-    if (lead && rt->mpi)
-        RT_TRY(add_written(w));
-    if (first)
+    bool lead = w->index == 0;
+    if (lead && r->id == rt->first)
+        name_save(rt);
+    RT_TRY(rt_write_outputs(w, &rt->save, 1));
+    if (lead && r->id == 0)
         end_save(rt);
-    if (other)
-        rt_save_forget(rt);
     return lead ? rt_agree(w) : RT_OK;
 }
 
@@ -622,7 +739,7 @@ void rt_read_param(Rt *rt, int what, int iparam, double *dst)
         RtRank *r = &rt->rank[i];
         for (int u = 0; u < r->head->nunits; u++) {
             Kept grads = { r->block + r->head->grads_offset, rt_shift(r, u, RT_GRADS), RT_REAL };
-            Reader to = { r, iparam, what ? grads : kept_best(r, u), dst };
+            Reader to = { r, iparam, what ? grads : kept_best(r, u, RT_WEIGHTS), dst };
             int64_t lo, hi;
             rt_owned(r, u, &lo, &hi);
             if (r->counts[u] && lo < hi)

@@ -6,6 +6,9 @@
  * targets are the next tokens. Files stay mapped; a rank copies only the rows it
  * holds into its tables, microbatch by microbatch, and checks each token there.
  *
+ * Validation has data of its own, always in file order: batch b is the b-th one, however
+ * often it is taken.
+ *
  * order = shuffle: in each epoch the numbers are sorted by Philox. The sorted
  * table is shared by all ranks; two epochs are kept, since ranks may stand one
  * step apart. Every table has its size at start.
@@ -173,14 +176,14 @@ static int parse_format(Rt *rt, const char *word, Format *out)
                            "u16, u32 and llmc [data-format]", rt->exe, word) : RT_OK;
 }
 
-static int open_files(Rt *rt, RtData *d)
+static int open_files(Rt *rt, RtData *d, const char *path)
 {
     Format format;
     RT_TRY(parse_format(rt, rt->format ? rt->format : "", &format));
-    if (!rt->data_path || !*rt->data_path)
+    if (!path || !*path)
         return rt_fail(rt, RT_USER, "%s: error: there is no data; give train.data a file "
                        "[data-file]", rt->exe);
-    RT_TRY(find_files(rt, d, rt->data_path));
+    RT_TRY(find_files(rt, d, path));
     for (int i = 0; i < d->nfiles; i++) {
         RT_TRY(map_file(rt, &d->file[i], format));
         d->file[i].first = d->n;
@@ -189,10 +192,11 @@ static int open_files(Rt *rt, RtData *d)
     return RT_OK;
 }
 
-int rt_data_open(Rt *rt)
+/* Opens the tokens of `path`, or those in memory, as *out. */
+static int open_data(Rt *rt, const char *path, RtData **out)
 {
     const RtHeader *h = rt->head;
-    RtData *d = rt->data = rt_alloc(1, sizeof *d);
+    RtData *d = *out = rt_alloc(1, sizeof *d);
     pthread_mutex_init(&d->lock, NULL);
     d->masked = h->objective == 1;
     d->limit = h->token_limit > 0 ? h->token_limit : h->vocab;
@@ -202,13 +206,20 @@ int rt_data_open(Rt *rt)
         d->fixed = rt->options->fixed_tokens;
         d->n = rt->options->fixed_ntokens;
     } else {
-        RT_TRY(open_files(rt, d));
+        RT_TRY(open_files(rt, d, path));
     }
     if (d->n < h->sequence + 1)
         return rt_fail(rt, RT_USER, "%s: error: %lld tokens, a sequence of %lld and its targets "
-                       "need %lld [data-short]", d->nfiles ? rt->data_path : rt->exe,
+                       "need %lld [data-short]", d->nfiles ? path : rt->exe,
                        (long long)d->n, (long long)h->sequence, (long long)h->sequence + 1);
     d->nseq = (d->n - 1) / h->sequence;
+    return RT_OK;
+}
+
+int rt_data_open(Rt *rt)
+{
+    RT_TRY(open_data(rt, rt->data_path, &rt->data));
+    RtData *d = rt->data;
     const char *order = rt->order ? rt->order : "";
     d->shuffle = strcmp(order, "shuffle") == 0;
     if (*order && !d->shuffle && strcmp(order, "sequential") != 0)
@@ -225,9 +236,20 @@ int rt_data_open(Rt *rt)
     return RT_OK;
 }
 
-void rt_data_close(Rt *rt)
+/* Where fewer sequences are there than are taken, some are taken again. */
+int rt_validation_open(Rt *rt)
 {
-    RtData *d = rt->data;
+    int64_t want = rt->head->train.validate_batches * rt->head->batch;
+    RT_TRY(open_data(rt, rt->validate_path, &rt->validation));
+    int64_t has = rt->validation->nseq;
+    if (has < want)
+        rt_note(rt, "warning: %s: %lld sequences, validation takes %lld: some count more than "
+                "once", rt->validate_path, (long long)has, (long long)want);
+    return RT_OK;
+}
+
+static void close_data(RtData *d)
+{
     if (!d)
         return;
     for (int i = 0; i < d->nfiles; i++) {
@@ -242,21 +264,29 @@ void rt_data_close(Rt *rt)
     free(d->order[1].number);
     pthread_mutex_destroy(&d->lock);
     free(d);
-    rt->data = NULL;
+}
+
+void rt_data_close(Rt *rt)
+{
+    close_data(rt->data);
+    close_data(rt->validation);
+    rt->data = rt->validation = NULL;
 }
 
 /* Refuses a target that is one of the data files: opening it would empty it. */
 int rt_data_spare(Rt *rt, const char *option, const char *path)
 {
     struct stat a, b;
-    if (path == NULL || rt->data == NULL || stat(path, &a) != 0)
+    RtData *const all[] = { rt->data, rt->validation };
+    if (path == NULL || stat(path, &a) != 0)
         return RT_OK;
-    for (int i = 0; i < rt->data->nfiles; i++) {
-        const char *name = rt->data->file[i].name;
-        if (name && stat(name, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino)
-            return rt_fail(rt, RT_USAGE, "%s: error: %s %s would overwrite the training data",
-                           rt->exe, option, path);
-    }
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; all[i] && k < all[i]->nfiles; k++) {
+            const char *name = all[i]->file[k].name;
+            if (name && stat(name, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino)
+                return rt_fail(rt, RT_USAGE, "%s: error: %s %s would overwrite the %s data",
+                               rt->exe, option, path, i ? "validation" : "training");
+        }
     return RT_OK;
 }
 
@@ -292,9 +322,8 @@ int64_t rt_data_token(const RtData *d, int64_t i)
     return file_token(f, i - f->first);
 }
 
-static int out_of_range(Rt *rt, int64_t i, int64_t token)
+static int out_of_range(Rt *rt, const RtData *d, int64_t i, int64_t token)
 {
-    const RtData *d = rt->data;
     const File *f = d->fixed ? NULL : file_of(d, i);
     int64_t at = f ? i - f->first : i;
     int64_t byte = f ? at * f->width + (f->tokens - f->map) : at * 4;
@@ -304,9 +333,8 @@ static int out_of_range(Rt *rt, int64_t i, int64_t token)
 }
 
 /* Tokens [i, i+n) of the row; `ignore` may exceed the range where `targets`. */
-static int read_tokens(Rt *rt, int64_t i, int64_t n, bool targets, int32_t *out)
+static int read_tokens(Rt *rt, const RtData *d, int64_t i, int64_t n, bool targets, int32_t *out)
 {
-    const RtData *d = rt->data;
     int64_t ignore = rt->head->ignore;
     for (int64_t k = 0; k < n;) {
         const File *f = d->fixed ? NULL : file_of(d, i + k);
@@ -314,7 +342,7 @@ static int read_tokens(Rt *rt, int64_t i, int64_t n, bool targets, int32_t *out)
         for (; k < end; k++) {
             int64_t t = f ? file_token(f, i + k - f->first) : d->fixed[i + k];
             if ((t < 0 || t >= d->limit) && !(targets && t == ignore))
-                return out_of_range(rt, i + k, t);
+                return out_of_range(rt, d, i + k, t);
             out[k] = (int32_t)t;
         }
     }
@@ -357,14 +385,27 @@ static const int64_t *epoch_order(Rt *rt, int64_t epoch)
     return d->order[k].number;
 }
 
+/* Sequences taken before the step. A resumed run goes on where the first one stood. */
+int64_t rt_data_position(const Rt *rt, int64_t step)
+{
+    return rt->first_sequence + (step - rt->first_step) * rt->head->batch;
+}
+
+/* Of the step that runs: training or validation. */
+static RtData *data_of(const RtRank *r)
+{
+    return r->now.evaluate ? r->rt->validation : r->rt->data;
+}
+
 /* The replica's sequences of the step, in all its microbatches. */
 int rt_data_step(RtRank *r, int64_t step)
 {
     Rt *rt = r->rt;
-    RtData *d = rt->data;
+    RtData *d = data_of(r);
     const RtHeader *h = rt->head;
     int64_t n = h->T / h->sequence * h->microbatches;
-    int64_t from = step * h->batch + r->d * n;
+    int64_t from = r->now.evaluate ? step * h->batch : rt_data_position(rt, step);
+    from += r->d * n;
     if (!d)
         return RT_OK;
     if (d->shuffle)
@@ -404,18 +445,19 @@ static int fill_rows(RtRank *r, RtRows *rows, int64_t microbatch)
     for (int64_t i = 0; i < rows->count; i++)
         rows->token[i] = (base + rows->seq[i]) * h->sequence + rows->pos[i];
     rows->microbatch = (int32_t)microbatch;
-    if (!rt->data || (!rows->tokens && !rows->targets))
+    const RtData *d = data_of(r);
+    if (!d || (!rows->tokens && !rows->targets))
         return RT_OK;
     for (int64_t i = 0; i < rows->nruns; i++) {
         const RtRun *run = &rows->runs[i];
         int64_t at = r->sequence[first + run->seq] * h->sequence + run->pos;
         if (rows->tokens)
-            RT_TRY(read_tokens(rt, at, run->n, false, rows->tokens + run->row));
+            RT_TRY(read_tokens(rt, d, at, run->n, false, rows->tokens + run->row));
         if (rows->targets)
-            RT_TRY(read_tokens(rt, at + (rt->data->masked ? 0 : 1), run->n, true,
+            RT_TRY(read_tokens(rt, d, at + (d->masked ? 0 : 1), run->n, true,
                                rows->targets + run->row));
     }
-    if (rt->data->masked)
+    if (d->masked)
         mask_rows(r, rows);
     return RT_OK;
 }
@@ -434,9 +476,8 @@ int rt_data_fill(RtRank *r, const RtPass *pass)
 /* Targets of the replica that count, in all microbatches of the step. */
 int64_t rt_data_count(RtRank *r)
 {
-    Rt *rt = r->rt;
-    const RtData *d = rt->data;
-    const RtHeader *h = rt->head;
+    const RtData *d = data_of(r);
+    const RtHeader *h = r->rt->head;
     int64_t nseq = h->T / h->sequence * h->microbatches, n = 0;
     if (!d || (!d->masked && h->ignore < 0))
         return nseq * h->sequence;

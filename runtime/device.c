@@ -178,13 +178,21 @@ static int move_rows(RtRank *r, Device *d)
     return RT_OK;
 }
 
+/* What the step's passes have added up. */
+int rt_device_sums(RtRank *r)
+{
+    Device *d = r->device;
+    return told(r, "add up its loss",
+                r->rt->options->device->sums(d->ctx, &r->loss[0], &r->squares[0]));
+}
+
 int rt_device_pass(RtWorker *w, const RtPass *pass)
 {
     RtRank *r = w->rank;
     Device *d = r->device;
     const RtDevice *dev = r->rt->options->device;
     RtDeviceNow now = { .step = r->now.step, .count = r->now.count, .lr = r->now.lr,
-                        .clip = r->now.clip };
+                        .clip = r->now.clip, .evaluate = r->now.evaluate };
     RT_TRY(move_rows(r, d));
     if (pass->kind == RT_PASS_BEGIN)            // another step: other tokens in the same rows
         for (int i = 0; i < r->head->nrowmaps; i++)
@@ -193,7 +201,7 @@ int rt_device_pass(RtWorker *w, const RtPass *pass)
     for (int i = pass->first; i < pass->last; i++) {
         int kind = r->program->steps[i].kind;
         if (kind == RT_TOTALS)
-            RT_TRY(told(r, "add up its loss", dev->sums(d->ctx, &r->loss[0], &r->squares[0])));
+            RT_TRY(rt_device_sums(r));
         if (kind == RT_TOTALS || kind == RT_COUNT)
             RT_TRY(rt_step(w, i));
     }
@@ -236,7 +244,8 @@ RtProgram *rt_program_read(const void *file, size_t bytes, int *nstages)
             sizeof(RtSegment) * (uint64_t)head->nsegments,
             sizeof(RtColumns) * (uint64_t)head->ncolumns,
             sizeof(RtRowMap) * (uint64_t)head->nrowmaps, sizeof(RtPass) * (uint64_t)head->npasses,
-            sizeof(int64_t) * (uint64_t)head->nslices, (uint64_t)head->text_bytes,
+            sizeof(int64_t) * (uint64_t)head->nslices, sizeof(RtOut) * (uint64_t)head->nouts,
+            (uint64_t)head->text_bytes,
         };
         for (int i = 0; i < RT_TABLES; i++) {
             if (used[i] + size[i] > n[i]) {
@@ -249,7 +258,7 @@ RtProgram *rt_program_read(const void *file, size_t bytes, int *nstages)
         p[r] = (RtProgram){ .head = mine[0], .steps = mine[1], .params = mine[2], .units = mine[3],
                             .pieces = mine[4], .segments = mine[5], .columns = mine[6],
                             .rowmaps = mine[7], .passes = mine[8], .slices = mine[9],
-                            .text = mine[10] };
+                            .outs = mine[10], .text = mine[11] };
     }
     return p;
 }

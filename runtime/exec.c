@@ -44,26 +44,32 @@ static volatile sig_atomic_t signal_came;       // the runtime's only global
 
 static void on_signal(int number)
 {
-    (void)number;
+    if (signal_came) {
+        signal(number, SIG_DFL);        // it strikes when this handler returns
+        raise(number);
+    }
     signal_came = 1;
 }
 
 bool rt_signalled(void) { return signal_came != 0; }
 
 /* The first signal ends the run after its step, a second one at once. */
-static void catch_signals(struct sigaction old[2])
+static const int caught[] = { SIGINT, SIGTERM, SIGUSR1 };
+enum { CAUGHT = sizeof caught / sizeof *caught };
+
+static void catch_signals(struct sigaction old[CAUGHT])
 {
-    struct sigaction act = { .sa_handler = on_signal, .sa_flags = SA_RESTART | SA_RESETHAND };
+    struct sigaction act = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
     sigemptyset(&act.sa_mask);
     signal_came = 0;
-    sigaction(SIGINT, &act, &old[0]);
-    sigaction(SIGTERM, &act, &old[1]);
+    for (int i = 0; i < CAUGHT; i++)
+        sigaction(caught[i], &act, &old[i]);
 }
 
-static void release_signals(const struct sigaction old[2])
+static void release_signals(const struct sigaction old[CAUGHT])
 {
-    sigaction(SIGINT, &old[0], NULL);
-    sigaction(SIGTERM, &old[1], NULL);
+    for (int i = 0; i < CAUGHT; i++)
+        sigaction(caught[i], &old[i], NULL);
 }
 
 /* ---- start of a rank ----------------------------------------------------- */
@@ -147,19 +153,22 @@ static int start_rank(RtRank *r)
 static int one_call(RtWorker *w, int istep)
 {
     RtRank *r = w->rank;
+    bool timed = r->events && !r->now.evaluate && !r->searching;
     double begin = 0;
     if (w->index == 0) {
         atomic_store(&r->sign->op, istep);
         atomic_fetch_add(&r->sign->progress, 1);
-        if (r->events)
+        if (timed)
             begin = rt_now_s();
     }
     RT_TRY(rt_step(w, istep));
     RT_TRY(rt_team(w));
-    if (w->index == 0 && r->events) {
+    if (w->index == 0 && timed) {
         int pass = (int)(w->pass - r->program->passes);
         r->events[r->nevents++] = (RtEvent){ begin, rt_now_s(), istep, pass };
     }
+    if (r->searching)
+        RT_TRY(rt_look(w, istep));
     return atomic_load_explicit(&r->rt->status, memory_order_relaxed);
 }
 
@@ -175,11 +184,13 @@ static void poison(RtRank *r)
     memset(r->block + from, 0xff, (size_t)(r->head->block_bytes - from));
 }
 
-static int begin_step(RtRank *r, int64_t step)
+/* A training step, or a batch of validation. */
+int rt_begin_step(RtRank *r, int64_t step, bool evaluate)
 {
     Rt *rt = r->rt;
     poison(r);
-    r->now = (RtNow){ .step = step, .clip = 1, .lr = rt_learning_rate(rt->head, step) };
+    r->now = (RtNow){ .step = step, .clip = 1, .evaluate = evaluate,
+                      .lr = evaluate ? 0 : rt_learning_rate(rt->head, step) };
     memset(r->loss, 0, sizeof *r->loss * (size_t)rt->nworkers * 8);
     memset(r->squares, 0, sizeof *r->squares * (size_t)rt->nworkers * 8);
     size_t pieces = (size_t)r->nchunks * (size_t)rt->head->microbatches;
@@ -238,8 +249,24 @@ static int one_pass(RtWorker *w, const RtPass *pass)
     RT_TRY(rt_team(w));
     if (w->rank->rt->options->device)
         return rt_device_pass(w, pass);
-    for (int i = pass->first; i < pass->last; i++)
+    for (int i = pass->first; i < pass->last; i++) {
         RT_TRY(one_call(w, i));
+        if (w->rank->program->steps[i].kind == RT_TOTALS && w->rank->now.broken)
+            break;                      // the workers have met: all see the same
+    }
+    return RT_OK;
+}
+
+int rt_passes(RtWorker *w, unsigned kinds)
+{
+    RtRank *r = w->rank;
+    for (int i = 0; i < r->head->npasses; i++) {
+        if (!(kinds >> r->program->passes[i].kind & 1))
+            continue;
+        RT_TRY(one_pass(w, &r->program->passes[i]));
+        if (r->now.broken)
+            break;
+    }
     return RT_OK;
 }
 
@@ -267,23 +294,34 @@ static int end_step(RtWorker *w, double begin)
     return looked_at ? rt_barrier(w, &r->world) : RT_OK;
 }
 
+static bool is_due(int64_t every, int64_t step)
+{
+    return every > 0 && (step + 1) % every == 0;
+}
+
 static int all_steps(RtWorker *w)
 {
     RtRank *r = w->rank;
+    Rt *rt = r->rt;
     bool lead = w->index == 0;
-    for (int64_t step = 0; step < r->rt->steps; step++) {
+    for (int64_t step = rt->first_step; step < rt->steps; step++) {
         double begin = rt_now_s();
         if (lead)
-            RT_TRY(begin_step(r, step));
-        for (int i = 0; i < r->head->npasses; i++)
-            RT_TRY(one_pass(w, &r->program->passes[i]));
+            RT_TRY(rt_begin_step(r, step, false));
+        RT_TRY(rt_passes(w, ~0u));
+        if (r->now.broken)
+            return rt_find_fault(w);
         bool stop = r->now.stop;        // worker 0 clears it behind the next barrier
         if (lead)
             RT_TRY(end_step(w, begin));
         RT_TRY(rt_team(w));
+        if (is_due(rt->head->train.checkpoint_every, step) || stop || step + 1 == rt->steps)
+            RT_TRY(rt_checkpoint(w, step + 1));
+        if (is_due(rt->head->train.validate_every, step))
+            RT_TRY(rt_validate(w, step + 1));
         if (stop) {
             if (lead && r->id == 0)
-                rt_note(r->rt, "a signal ends the run after step %lld", (long long)step + 1);
+                rt_note(rt, "a signal ends the run after step %lld", (long long)step + 1);
             break;
         }
     }
@@ -368,8 +406,8 @@ static void join_threads(Rt *rt)
             if (over > 0 && rt_now_s() - over > GRACE_S) {
                 fprintf(stderr, "%s\nnote: %s is stuck and cannot be stopped\n", rt->fault,
                         rt_who(w->rank, who));
-                if (rt->save_tmp)
-                    unlink(rt->save_tmp);
+                if (rt->save.fd >= 0)
+                    unlink(rt->save.tmp);
                 _exit(atomic_load(&rt->status));
             }
         }
@@ -419,7 +457,7 @@ static void free_ranks(Rt *rt)
 
 int rt_exec(Rt *rt)
 {
-    struct sigaction old[2];
+    struct sigaction old[CAUGHT];
     bool all_run = rt->mpi ? rt_mpi_has_cores(rt) : rt->nranks * rt->nworkers <= cores();
     rt->spin = all_run ? SPIN : 0;
     make_ranks(rt);

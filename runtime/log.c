@@ -171,8 +171,11 @@ static int log_run(Rt *rt)
             rt->nworkers);
     put_json(rt->log, rt->blas.what);
     fprintf(rt->log, ", \"seed\": %llu, \"precision\": \"%s\", \"tokens_per_step\": %lld, "
-            "\"block_bytes\": %lld}}\n", (unsigned long long)h->train.seed, precision,
+            "\"block_bytes\": %lld", (unsigned long long)h->train.seed, precision,
             (long long)step_tokens(rt), (long long)largest_block(rt));
+    if (rt->options->resume)
+        fprintf(rt->log, ", \"resumed_step\": %lld", (long long)rt->first_step);
+    fputs("}}\n", rt->log);
     return fflush(rt->log) ? log_broken(rt) : RT_OK;
 }
 
@@ -182,7 +185,7 @@ int rt_log_open(Rt *rt)
     if (rt->first > 0)                  // rank 0 writes for all
         return RT_OK;
     if (rt->log_path) {
-        rt->log = fopen(rt->log_path, "w");
+        rt->log = fopen(rt->log_path, o->resume ? "a" : "w");
         if (!rt->log)
             return rt_fail(rt, RT_WORLD, "%s: error: could not open the log: %s", rt->log_path,
                            strerror(errno));
@@ -273,6 +276,26 @@ int rt_log_step(RtRank *r, double step_s)
                 "\"tokens_per_s\": %.6g, \"step_s\": %.6g}\n", step,
                 json_number(now->loss, loss), json_number(now->norm, norm), now->lr, rate,
                 step_s);
+        if (fflush(rt->log))
+            return log_broken(rt);
+    }
+    return RT_OK;
+}
+
+int rt_log_validation(Rt *rt, int64_t step, double loss)
+{
+    char number[32];
+    if (!rt->options->quiet) {
+        char digits[24];
+        int width = snprintf(digits, sizeof digits, "%lld", (long long)rt->steps);
+        printf("step %*lld  validation loss %7.4f\n", width, (long long)step, loss);
+        if (fflush(stdout))
+            return rt_fail(rt, RT_WORLD, "%s: error: could not write to stdout: %s", rt->exe,
+                           strerror(errno));
+    }
+    if (rt->log) {
+        fprintf(rt->log, "{\"step\": %lld, \"validation_loss\": %s}\n", (long long)step,
+                json_number(loss, number));
         if (fflush(rt->log))
             return log_broken(rt);
     }

@@ -92,6 +92,13 @@ static char *copy_text(const char *s)
     return strcpy(out, s);
 }
 
+/* NULL: not given */
+static char *text_of(const Rt *rt, int32_t name)
+{
+    const char *text = rt_text(rt->program, name);
+    return *text ? copy_text(text) : NULL;
+}
+
 static int apply_options(Rt *rt)
 {
     const RtOptions *o = rt->options;
@@ -99,8 +106,14 @@ static int apply_options(Rt *rt)
     rt->own = *h;
     rt->head = &rt->own;
     rt->data_path = path_of(rt, h->train.data);
-    rt->load_path = path_of(rt, h->train.weights);
-    rt->log_path = path_of(rt, h->train.log);
+    rt->load_path = text_of(rt, h->train.weights);
+    rt->log_path = text_of(rt, h->train.log);
+    if (!o->fixed_tokens) {
+        rt->keep.dir = text_of(rt, h->train.checkpoint_dir);
+        rt->validate_path = text_of(rt, h->train.validate_data);
+    } else {
+        rt->own.train.checkpoint_every = rt->own.train.validate_every = 0;
+    }
     rt->format = copy_text(rt_text(rt->program, h->train.format));
     rt->order = copy_text(rt_text(rt->program, h->train.order));
     for (int i = 0; i < o->nsets; i++)
@@ -162,8 +175,12 @@ static int prepare(Rt *rt)
 {
     RT_TRY(choose_comm(rt));
     RT_TRY(apply_options(rt));
-    if (rt->steps > 0) {
+    RT_TRY(rt_resume_open(rt));
+    if (rt->steps > rt->first_step) {
         RT_TRY(rt_data_open(rt));
+        rt_resume_data(rt);
+        if (rt->head->train.validate_every > 0)
+            RT_TRY(rt_validation_open(rt));
         RT_TRY(rt_data_spare(rt, "--log", rt->log_path));
         RT_TRY(rt_data_spare(rt, "--save", rt->options->save));
         RT_TRY(rt_data_spare(rt, "--trace", rt->options->trace));
@@ -172,6 +189,7 @@ static int prepare(Rt *rt)
     }
     RT_TRY(rt_load_open(rt));
     RT_TRY(rt_save_probe(rt));
+    RT_TRY(rt_checkpoint_open(rt));
     return rt_log_open(rt);
 }
 
@@ -201,13 +219,14 @@ int rt_run(const RtProgram *program, const RtOptions *options)
     rt->head = program->head;
     rt->options = options;
     rt->exe = options->exe ? options->exe : "teracube";
-    rt->save_fd = -1;
+    rt->save.fd = -1;
     rt->started_s = rt_now_s();
     pthread_mutex_init(&rt->fault_lock, NULL);
     pthread_mutex_init(&rt->blas_lock, NULL);
     train(rt);                          // its status is kept in rt
     rt_log_close(rt);
     rt_save_forget(rt);
+    rt_checkpoint_close(rt);
     int status = atomic_load(&rt->status);
     if (status && (!rt->mpi || rt_mpi_tells(rt))) {
         fflush(stdout);
@@ -220,10 +239,9 @@ int rt_run(const RtProgram *program, const RtOptions *options)
     free(rt->data_path);
     free(rt->load_path);
     free(rt->log_path);
+    free(rt->validate_path);
     free(rt->format);
     free(rt->order);
-    free(rt->tensor_at);
-    free(rt->written);
     pthread_mutex_destroy(&rt->fault_lock);
     pthread_mutex_destroy(&rt->blas_lock);
     free(rt);
@@ -247,14 +265,16 @@ static void help(const RtProgram *p, const char *exe)
         return;
     printf("usage: %s [OPTION]...\n"
            "Trains %s (%s).\n\n"
-           "  --steps N              steps to do (%lld); the schedule keeps its length\n"
+           "  --steps N              the run ends after step N (%lld); the schedule keeps its\n"
+           "                         length\n"
            "  --load FILE            first weights, safetensors\n"
            "  --save FILE            weights after the last step, safetensors\n"
+           "  --resume DIR           goes on from a checkpoint: the newest in DIR, or DIR itself\n"
            "  --log FILE             one JSON object a step\n"
            "  --trace FILE           times of every plan step, for Perfetto\n"
            "  --set train.KEY=VALUE  data format order steps optimizer schedule clip seed\n"
-           "                         weights log, and the numbers lr beta1 beta2 eps\n"
-           "                         weight_decay momentum warmup decay min\n"
+           "                         weights log validate checkpoint, and the numbers lr beta1\n"
+           "                         beta2 eps weight_decay momentum warmup decay min\n"
            "  -q                     no lines on stdout\n"
            "  --help                 this text\n\n"
            "Ranks are threads of one process. Under Open MPI's mpirun -np RANKS each is a process.\n\n"
@@ -288,7 +308,7 @@ static int read_options(const RtProgram *p, int argc, char **argv, RtOptions *o,
 {
     const struct { const char *name; const char **to; } files[] = {
         { "--load", &o->load }, { "--save", &o->save }, { "--log", &o->log },
-        { "--trace", &o->trace },
+        { "--trace", &o->trace }, { "--resume", &o->resume },
     };
     for (int i = 1; i < argc; i++) {
         const char *v = NULL, *arg = argv[i];
@@ -315,7 +335,7 @@ static int read_options(const RtProgram *p, int argc, char **argv, RtOptions *o,
             o->steps = n;
         } else {
             static const char *const with_value[] = { "--load", "--save", "--log", "--trace",
-                                                      "--set", "--steps" };
+                                                      "--set", "--steps", "--resume" };
             for (size_t k = 0; k < sizeof with_value / sizeof *with_value; k++)
                 if (strcmp(arg, with_value[k]) == 0)
                     return usage(o->exe, "expected a value after", arg);

@@ -548,8 +548,8 @@ static void give_up(Rt *rt, const char *why)
         fflush(stdout);
         fprintf(stderr, "%s: error: %s; %s\n", rt->exe, why, text);
     }
-    if (rt->save_tmp)
-        unlink(rt->save_tmp);
+    if (rt->save.fd >= 0)
+        unlink(rt->save.tmp);
     _exit(RT_WORLD);
 }
 

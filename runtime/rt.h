@@ -138,12 +138,16 @@ typedef struct {
     int32_t rowmap_k;               // attention: row order of K and V
     int32_t colmap;                 // index of RtColumns, -1
     int32_t ids;                    // RT_IDS_*: RtCall.ids, by rowmap
+    int32_t first_out, nouts;       // what it writes: RtOut of the outs table
     int32_t unit;                   // ids TOKENS, POSITIONS: the table (RtCall.base = its first
                                     // row here); TARGETS: base = first column of colmap
     int64_t items_per_run;          // > 0: items = (runs of rowmap) * this (attention forward:
                                     // heads); `items` is then unused
     double  flops;                  // of one rank, for --profile and the log
 } RtStep;
+
+/* Numbers that a step writes, where a fault is looked for: fault.c. */
+typedef struct { RtRef at; int64_t rows, cols; int32_t name, pad; } RtOut;
 
 /*
  * Row order of a local matrix: which tokens its rows are (plan.h RowMap). A slice of
@@ -256,7 +260,7 @@ typedef struct {
     int32_t params_stored, pad3;
     int64_t flat, flat_pad;         // elements of the flat region; padded for data
     int32_t nsteps, nparams, nunits, npieces, nsegments, ncolumns, nrowmaps, nkernels;
-    int32_t npasses, nslices;
+    int32_t npasses, nslices, nouts;
     int32_t text_bytes;
     int32_t optimizer;              // 0 adamw 1 sgd
     int32_t model_name, plan_line;  // text: "gpt2"; "data 1, [2,2,2]"
@@ -271,7 +275,9 @@ typedef struct {
         int64_t steps, warmup, decay_steps;
         double  lr, beta1, beta2, eps, weight_decay, momentum, lr_min, clip;
         int32_t schedule;           // 0 constant 1 cosine 2 linear 3 wsd
-        int32_t weights, log, pad;
+        int32_t weights, log;
+        int32_t checkpoint_dir, validate_data;
+        int64_t checkpoint_every, validate_every, validate_batches;     // every: 0: never
         uint64_t seed;
     } train;
 } RtHeader;
@@ -286,6 +292,7 @@ typedef struct {
     const RtColumns *columns;
     const RtRowMap *rowmaps;
     const RtPass *passes;
+    const RtOut *outs;
     const int64_t *slices;          // tokens of each, adding up to the sequence
     const char *text;
     const RtKernelFn *kernels;
@@ -296,7 +303,7 @@ typedef struct {
  * order of RtProgram (head first, then steps .. text), its bytes as uint64 before it,
  * padded to 8. rt_program_read gives an array of programs (free it), NULL: damaged.
  */
-enum { RT_TABLES = 11 };
+enum { RT_TABLES = 12 };
 RtProgram *rt_program_read(const void *at, size_t bytes, int *nstages);
 
 /* ---- devices ----------------------------------------------------------------
@@ -357,7 +364,8 @@ typedef struct Rt Rt;       // one run: all ranks of this process
 
 typedef struct {
     const char *load, *save, *log, *trace;      // NULL: none
-    int64_t steps;                              // -1: the schedule's
+    const char *resume;                         // folder of checkpoints, or one of them
+    int64_t steps;                              // the run ends after it; -1: the schedule's
     int     quiet;
     const char *const *sets; int nsets;         // "train.lr=1e-3"; others refused
     const char *exe;                            // name shown in messages
@@ -384,7 +392,7 @@ void rt_guard_files(void);
  * `program` afterwards. */
 int rt_run(const RtProgram *program, const RtOptions *options);
 
-/* main() of a built executable: --steps --load --save --log --trace --set. */
+/* main() of a built executable: --steps --load --save --resume --log --trace --set. */
 int rt_main(const RtProgram *program, int argc, char **argv);
 
 /* Learning rate of step s (from 0) by the schedule in `head`. */

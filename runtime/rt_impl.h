@@ -148,6 +148,33 @@ typedef struct { int64_t lo, hi; int unit; bool decay; } RtRange;
 /* What is kept per flat element. */
 typedef enum { RT_PARAMS, RT_GRADS, RT_MOMENTS } RtKept;
 
+/* ---- files of tensors ----------------------------------------------------- */
+
+/* What a file holds of each parameter. */
+typedef enum { RT_WEIGHTS, RT_MOMENT_1, RT_MOMENT_2 } RtValues;
+
+/* A file that all ranks write together. */
+typedef struct {
+    char *path, *tmp;                   // its name, and the one it has until it is complete
+    const char *hint;                   // after errors
+    char *metadata;                     // `,"key":"value"` ..; or NULL
+    RtValues first, last;
+    int fd;                             // of this process; -1: closed
+    int64_t *at, end;                   // where tensors begin, where the file ends
+    atomic_llong *written;              // elements of each, by this process
+} RtOutput;
+
+/* The folder of checkpoints: resume.c. */
+enum { RT_KEEP = 2, RT_KEEP_NAME = 40 };
+typedef struct {
+    bool on;
+    char *dir;
+    int lock;                           // the folder, locked by this run
+    char name[RT_KEEP][RT_KEEP_NAME]; int n;    // that `latest` has, the newest first
+    char now[RT_KEEP_NAME], hint[256];  // that is being written; what errors say about others
+    RtOutput file[2];
+} RtKeep;
+
 /* ---- the run ------------------------------------------------------------- */
 
 typedef struct {
@@ -155,6 +182,8 @@ typedef struct {
     int64_t count;                      // targets that count
     double loss, norm, clip, lr;
     bool stop;                          // a signal came to some rank
+    bool evaluate;                      // validation: `step` is the batch, nothing is learned
+    bool broken;                        // loss or norm is not finite
 } RtNow;
 
 struct RtWorker {
@@ -173,6 +202,9 @@ typedef struct {
     atomic_int pid;                     // process that shows it, 0: the only one
     atomic_llong progress;              // changes when the rank does
 } RtSign;
+
+/* The first number that was not finite when a broken step was taken again: fault.c. */
+typedef struct { bool found; int pass, step, out; int64_t row, col; double value; } RtSearch;
 
 /* --trace: one call of a step. */
 typedef struct { double begin_s, end_s; int step, pass; } RtEvent;
@@ -200,6 +232,8 @@ struct RtRank {
     RtBarrier team;
     void *device;                       // context of RtOptions.device
     RtNow now;
+    bool searching;                     // the broken step is taken again
+    RtSearch search;
     double *loss, *squares;             // [W * 8]
     float *scratch;                     // operands of a product that are stored in 16 bits
     RtEvent *events; int64_t nevents;   // of the step; NULL without --trace
@@ -235,7 +269,8 @@ struct Rt {
     int nranks, nworkers;
     int first, nlocal;                  // the ranks of this process: of rank[], which has all
     size_t real;                        // bytes
-    int64_t steps;                      // to do in this run
+    int64_t steps;                      // the run ends after this one
+    int64_t first_step, first_sequence; // where it begins: steps and sequences done before
     RtRank *rank;
     RtSign *sign;                       // by rank
     RtMpi *mpi;                         // this process is one of several; else NULL
@@ -248,9 +283,9 @@ struct Rt {
     RtMail *mail; int nmail;
     RtBlas blas;
     pthread_mutex_t blas_lock;
-    RtData *data;
-    RtTensors *load;
-    char *data_path, *load_path, *log_path;
+    RtData *data, *validation;
+    RtTensors *load, *moments;          // first values; NULL: made from the seed, zero
+    char *data_path, *load_path, *log_path, *validate_path;
     char *format, *order;               // words of the data; as the paths, --set may change them
     int spin;                           // rounds before a waiting thread sleeps
     double timeout_s;
@@ -259,10 +294,9 @@ struct Rt {
     atomic_int status;                  // of the first error; also the flag that ends all
     pthread_mutex_t fault_lock;
     char fault[2048];
-    char *save_tmp; int save_fd;
+    RtOutput save;                      // --save
     int save_id;                        // its name ends so in every process
-    int64_t *tensor_at;                 // where tensors lie in the file being saved
-    atomic_llong *written;              // elements of each, counted
+    RtKeep keep;
     FILE *log, *trace; bool trace_any;
 };
 
@@ -328,6 +362,7 @@ void   rt_note(const Rt *rt, const char *fmt, ...) __attribute__((format(printf,
 int    rt_log_open(Rt *rt);
 void   rt_log_head(Rt *rt);
 int    rt_log_step(RtRank *r, double step_s);
+int    rt_log_validation(Rt *rt, int64_t step, double loss);
 int    rt_log_close(Rt *rt);
 void   rt_trace_step(Rt *rt, int64_t step);
 double rt_now_s(void);
@@ -414,6 +449,14 @@ int  rt_mpi_bring_events(RtWorker *w);
 
 int  rt_exec(Rt *rt);                   // starts the ranks, trains, joins them
 bool rt_signalled(void);
+int  rt_begin_step(RtRank *r, int64_t step, bool evaluate);     // worker 0 calls it
+int  rt_passes(RtWorker *w, unsigned kinds);        // those of the stage whose bit is set
+
+/* ---- validate.c, fault.c -------------------------------------------------- */
+
+int  rt_validate(RtWorker *w, int64_t step);
+int  rt_look(RtWorker *w, int istep);
+int  rt_find_fault(RtWorker *w);
 
 /* ---- device.c: steps that a device runs (RtOptions.device) ---------------- */
 
@@ -423,6 +466,7 @@ void rt_device_close(RtRank *r);
 int  rt_device_push(RtRank *r);                 // parameters and moments to the device
 int  rt_device_pull(RtRank *r);                 // the persistent part back
 int  rt_device_pass(RtWorker *w, const RtPass *pass);
+int  rt_device_sums(RtRank *r);
 
 /* ---- steps.c ------------------------------------------------------------- */
 
@@ -443,6 +487,8 @@ int     rt_data_spare(Rt *rt, const char *option, const char *path);
 void    rt_data_close(Rt *rt);
 int64_t rt_data_tokens(const RtData *data);
 int64_t rt_data_token(const RtData *data, int64_t i);
+int     rt_validation_open(Rt *rt);
+int64_t rt_data_position(const Rt *rt, int64_t step);
 int     rt_data_step(RtRank *r, int64_t step);      // which sequences the step has
 int     rt_data_fill(RtRank *r, const RtPass *pass);    // tokens and targets of its rows
 int64_t rt_data_count(RtRank *r);                   // targets of the replica that count
@@ -465,7 +511,9 @@ struct RtTensors {
     char *file;
     int fd;
     RtTensor *tensor; int n;
-    RtTensor **of;                      // by parameter
+    char **word; int nwords;            // metadata: key, value, key, ..
+    RtValues first, last;
+    RtTensor **of;                      // by value and parameter
 };
 
 int    rt_tensors_read(Rt *rt, const char *file, RtTensors *out);  // header only
@@ -473,18 +521,33 @@ void   rt_tensors_free(RtTensors *t);
 size_t rt_dtype_bytes(RtDtype dtype);
 void   rt_dtype_decode(RtDtype dtype, const void *src, int64_t n, double *dst);
 int    rt_param_shape(const RtParam *p, int64_t shape[2]);         // in files; gives ndim
-char  *rt_tensors_header(const Rt *rt, size_t *bytes, int64_t *at);
+const char *rt_tensors_word(const RtTensors *t, const char *key);
+char  *rt_tensors_header(const Rt *rt, RtOutput *o, size_t *bytes);
 /* Reads or writes all of n bytes; 0, or -1 with errno (0: the file ends). */
 int    rt_read_at(int fd, void *p, size_t n, int64_t at);
 int    rt_write_at(int fd, const void *p, size_t n, int64_t at);
 
 /* ---- checkpoint.c -------------------------------------------------------- */
 
+RtValues rt_last_values(const Rt *rt);
+const char *rt_values_prefix(const Rt *rt, RtValues what);
+int  rt_tensors_match(Rt *rt, RtTensors *ts, RtValues first, RtValues last, bool strict);
+int  rt_write_outputs(RtWorker *w, RtOutput *o, int n);
+void rt_output_forget(Rt *rt, RtOutput *o);
+int  rt_sync_folder(const char *file);              // that holds it; 0, or -1 with errno
 int  rt_load_open(Rt *rt);
 void rt_load_close(Rt *rt);
 int  rt_init_params(RtWorker *w);                   // first values, or those of the file
 int  rt_save_probe(Rt *rt);
 int  rt_save(RtWorker *w);                          // every worker of every rank calls it
 void rt_save_forget(Rt *rt);                        // removes what an error left
+
+/* ---- resume.c ------------------------------------------------------------ */
+
+int  rt_checkpoint_open(Rt *rt);
+int  rt_checkpoint(RtWorker *w, int64_t step);
+void rt_checkpoint_close(Rt *rt);
+int  rt_resume_open(Rt *rt);
+void rt_resume_data(const Rt *rt);
 
 #endif

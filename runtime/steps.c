@@ -167,6 +167,7 @@ static void fill_call(RtWorker *w, const RtStep *s, RtCall *c)
     c->nworkers = r->rt->nworkers;
     c->seed = h->train.seed;
     c->step = (uint32_t)r->now.step;
+    c->evaluate = r->now.evaluate;
     c->limit = h->vocab;
     c->ignore = h->ignore;
     c->scale = r->now.count > 0 ? 1.0 / (double)r->now.count : 0;
@@ -344,10 +345,7 @@ static int do_totals(RtWorker *w)
     now->stop = v[2] > 0;
     double clip = rt->head->train.clip;
     now->clip = clip > 0 && now->norm > clip ? clip / (now->norm + 1e-6) : 1;
-    if (!isfinite(now->loss) || !isfinite(now->norm))
-        return rt_fail(rt, RT_USER, "%s: error: the %s of step %lld is not finite: %g", rt->exe,
-                       isfinite(now->loss) ? "gradient norm" : "loss", (long long)now->step + 1,
-                       isfinite(now->loss) ? now->norm : now->loss);
+    now->broken = !r->searching && !(isfinite(now->loss) && isfinite(now->norm));   // fault.c
     return RT_OK;
 }
 

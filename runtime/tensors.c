@@ -279,7 +279,8 @@ static int tensor(Json *j, RtTensor *t)
     return seen == 7 ? RT_OK : json_fail(j, "dtype, shape and data_offsets before this");
 }
 
-static int metadata(Json *j)
+/* {"key": "value", ...}, kept as words: key, value, key, .. */
+static int metadata(Json *j, RtTensors *out)
 {
     if (!next_is(j, '{'))
         return json_fail(j, "`{`");
@@ -287,10 +288,14 @@ static int metadata(Json *j)
         return RT_OK;
     do {
         for (int i = 0; i < 2; i++) {
-            char *s;
-            int status = string(j, &s);
-            free(s);
-            RT_TRY(status);
+            if (out->nwords % 32 == 0) {
+                char **more = rt_alloc((size_t)out->nwords + 32, sizeof *more);
+                if (out->nwords)
+                    memcpy(more, out->word, sizeof *more * (size_t)out->nwords);
+                free(out->word);
+                out->word = more;
+            }
+            RT_TRY(string(j, &out->word[out->nwords++]));
             if (i == 0 && !next_is(j, ':'))
                 return json_fail(j, "`:`");
         }
@@ -310,7 +315,7 @@ static int header(Json *j, RtTensors *out)
             if (!status && !next_is(j, ':'))
                 status = json_fail(j, "`:`");
             if (!status && strcmp(name, "__metadata__") == 0) {
-                status = metadata(j);
+                status = metadata(j, out);
                 free(name);
                 RT_TRY(status);
                 continue;
@@ -399,10 +404,22 @@ int rt_tensors_read(Rt *rt, const char *file, RtTensors *out)
     return status ? status : check_places(rt, out, 8 + (int64_t)n, st.st_size);
 }
 
+/* The metadata's value of `key`, or NULL. */
+const char *rt_tensors_word(const RtTensors *t, const char *key)
+{
+    for (int i = 0; i + 1 < t->nwords; i += 2)
+        if (strcmp(t->word[i], key) == 0)
+            return t->word[i + 1];
+    return NULL;
+}
+
 void rt_tensors_free(RtTensors *t)
 {
     for (int i = 0; i < t->n; i++)
         free(t->tensor[i].name);
+    for (int i = 0; i < t->nwords; i++)
+        free(t->word[i]);
+    free(t->word);
     free(t->tensor);
     free(t->of);
     free(t->file);
@@ -424,23 +441,24 @@ int rt_param_shape(const RtParam *p, int64_t shape[2])
 }
 
 /*
- * The first bytes of a file with all parameters in program order, length
- * included. at[i]: byte of parameter i in the file; at[nparams]: its end.
+ * The first bytes of a file with the values o->first .. o->last of all parameters in
+ * program order, length included. o->at: where each begins in the file; o->end: its end.
  */
-char *rt_tensors_header(const Rt *rt, size_t *bytes, int64_t *at)
+char *rt_tensors_header(const Rt *rt, RtOutput *o, size_t *bytes)
 {
     const RtProgram *p = rt->program;
+    int nparams = rt->head->nparams, all = (int)(o->last - o->first + 1) * nparams;
     char *text = NULL;
     size_t n = 0;
     FILE *f = open_memstream(&text, &n);
     if (!f)
         return NULL;
-    fputs("{\"__metadata__\":{\"format\":\"pt\"}", f);
+    fprintf(f, "{\"__metadata__\":{\"format\":\"pt\"%s}", o->metadata ? o->metadata : "");
     int64_t begin = 0;
-    for (int i = 0; i < rt->head->nparams; i++) {
-        const RtParam *q = &p->params[i];
+    for (int i = 0; i < all; i++) {
+        const RtParam *q = &p->params[i % nparams];
         int64_t shape[2], end = begin + q->rows * q->width * (int64_t)rt->real;
-        fputs(",\"", f);
+        fprintf(f, ",\"%s", rt_values_prefix(rt, o->first + (unsigned)(i / nparams)));
         for (const char *s = rt_text(p, q->name); *s; s++)
             fprintf(f, *s == '"' || *s == '\\' ? "\\%c" : "%c", *s);
         fprintf(f, "\":{\"dtype\":\"%s\",\"shape\":[", rt->real == 4 ? "F32" : "F64");
@@ -448,10 +466,10 @@ char *rt_tensors_header(const Rt *rt, size_t *bytes, int64_t *at)
         for (int k = 0; k < ndim; k++)
             fprintf(f, "%s%lld", k ? "," : "", (long long)shape[k]);
         fprintf(f, "],\"data_offsets\":[%lld,%lld]}", (long long)begin, (long long)end);
-        at[i] = begin;
+        o->at[i] = begin;
         begin = end;
     }
-    at[rt->head->nparams] = begin;
+    o->end = begin;
     fputc('}', f);
     if (fclose(f)) {
         free(text);
@@ -464,8 +482,9 @@ char *rt_tensors_header(const Rt *rt, size_t *bytes, int64_t *at)
     memcpy(out + 8, text, n);
     memset(out + 8 + n, ' ', padded - n);
     free(text);
-    for (int i = 0; i <= rt->head->nparams; i++)
-        at[i] += 8 + (int64_t)padded;
+    for (int i = 0; i < all; i++)
+        o->at[i] += 8 + (int64_t)padded;
+    o->end += 8 + (int64_t)padded;
     *bytes = 8 + padded;
     return out;
 }
