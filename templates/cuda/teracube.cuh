@@ -1,0 +1,272 @@
+/*
+ * teracube.cuh - what a generated program (program.cu) is made of: the context of a rank,
+ * products, collectives, and one line for each kernel of the other templates.
+ *
+ * A rank is a host thread with a GPU. It walks the step table in host code; all its work
+ * goes to one stream, in order, so that nothing needs events. The program defines `real`
+ * and TERACUBE_WORKERS before it includes this file.
+ *
+ * Every function below is called by program.cu. The first error of a rank is kept and
+ * ends the run (RtDevice in rt.h); later calls then do nothing that matters.
+ */
+#ifndef TERACUBE_CUH
+#define TERACUBE_CUH
+
+#include "rt.h"
+
+#include "attention.cuh"
+#include "embed.cuh"
+#include "loss.cuh"
+#include "moves.cuh"
+#include "optimizer.cuh"
+#include "rope.cuh"
+#include "rows.cuh"
+
+#include <atomic>
+#include <cublas_v2.h>
+#include <math.h>
+#include <nccl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef __nv_bfloat16 bf16;
+
+/* Row orders that meet in attention; -1 ends the list. */
+struct TileSet { int q, k; bool causal; int64_t window; };
+struct GroupKey { int axes, rep; uint64_t stages; };
+struct Ctx;
+struct StageProgram {
+    void (*const *pass)(Ctx *);         // by pass of the step table
+    const TileSet *tiles;
+    const int *boxes;
+};
+
+/* Where the ranks of one process meet before NCCL can. */
+struct Meeting { ncclUniqueId id; };
+
+struct CtxRows { int64_t *token; int32_t *pos, *tokens, *targets; };
+
+struct Ctx {
+    const RtDeviceRank *rank;
+    const StageProgram *stage;
+    const RtHeader *head;
+    char *block, *base[RT_REGIONS];
+    cudaStream_t compute;
+    cublasHandle_t blas;
+    ncclComm_t world, *comm;            // by group; NULL: no member
+    int *group_size, *group_me;
+    CtxRows *rows;
+    int32_t **column;
+    AttnTiles *tiles; int ntiles;
+    real *scratch;                      // delta of attention; operands that change their type
+    char *work; size_t work_bytes;      // of the optimizer, the norm, gradients of tables
+    double *sums;                       // on the device: loss, squares, clip factor
+    OptPiece *updates, *norms;          // what the optimizer does, what counts in the norm
+    int64_t nupdates, nnorms;
+    /* of the pass */
+    bool again;
+    uint64_t seed; uint32_t step, evaluate;
+    double scale, clip, lr;
+    char message[512];
+};
+
+/* ---- errors ------------------------------------------------------------------------ */
+
+inline void fail(Ctx *c, const char *what, const char *why)
+{
+    if (!c->message[0])
+        snprintf(c->message, sizeof c->message, "%s: %s", what, why);
+}
+
+inline bool check(Ctx *c, const char *what, cudaError_t e)
+{
+    if (e != cudaSuccess)
+        fail(c, what, cudaGetErrorString(e));
+    return e == cudaSuccess;
+}
+
+inline bool check(Ctx *c, const char *what, ncclResult_t e)
+{
+    if (e != ncclSuccess)
+        fail(c, what, ncclGetErrorString(e));
+    return e == ncclSuccess;
+}
+
+inline bool check(Ctx *c, const char *what, cublasStatus_t e)
+{
+    char why[40];
+    snprintf(why, sizeof why, "cuBLAS status %d", (int)e);
+    if (e != CUBLAS_STATUS_SUCCESS)
+        fail(c, what, why);
+    return e == CUBLAS_STATUS_SUCCESS;
+}
+
+/* ---- addresses ----------------------------------------------------------------------- */
+
+template <typename T> inline T *at(Ctx *c, int region, int64_t offset)
+{
+    return (T *)(void *)(c->base[region] + offset);
+}
+
+/* Blocks of a row kernel: `per` items each, but no more than keep the GPU full. */
+inline unsigned blocks(Ctx *c, int64_t items, int per)
+{
+    (void)c;
+    int64_t n = (items + per - 1) / per;
+    return (unsigned)(n < 4096 ? n : 4096);
+}
+
+/* ---- loads and stores of generated row programs ---------------------------------------- */
+
+template <int V, typename S>
+__device__ __forceinline__ void row_load(const S *p, real_of<S> *to)
+{
+    if constexpr (V == Pack<S>::n) {
+        Pack<S> x = load_pack(p);
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            to[j] = x.at[j];
+    } else {
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            to[j] = widen(p[j]);
+    }
+}
+
+template <int V, typename S>
+__device__ __forceinline__ void row_store(S *p, const real_of<S> *from)
+{
+    if constexpr (V == Pack<S>::n) {
+        Pack<S> x;
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            x.at[j] = from[j];
+        store_pack(p, x);
+    } else {
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            p[j] = narrow<S>(from[j]);
+    }
+}
+
+template <typename S> __device__ __forceinline__ void narrow_store(S *p, real_of<S> x)
+{
+    *p = narrow<S>(x);
+}
+
+/* ---- products: C (+)= op(A) op(B), row-major --------------------------------------------- */
+
+inline cudaDataType type_of(const float *) { return CUDA_R_32F; }
+inline cudaDataType type_of(const double *) { return CUDA_R_64F; }
+inline cudaDataType type_of(const bf16 *) { return CUDA_R_16BF; }
+
+/* cuBLAS counts columns first: it makes C^T = op(B)^T op(A)^T of what lies there. */
+template <typename A, typename B, typename C>
+inline void gemm_same(Ctx *c, const A *a, int64_t lda, bool ta, const B *b, int64_t ldb, bool tb,
+                      C *out, int64_t ldc, int64_t m, int64_t n, int64_t k, bool add)
+{
+    const double one = 1, beta = add ? 1 : 0;
+    const float one_f = 1, beta_f = add ? 1 : 0;
+    bool wide = sizeof(C) == 8;
+    const void *alpha = wide ? (const void *)&one : &one_f;
+    const void *more = wide ? (const void *)&beta : &beta_f;
+    check(c, "product", cublasGemmEx(c->blas, tb ? CUBLAS_OP_T : CUBLAS_OP_N,
+                                     ta ? CUBLAS_OP_T : CUBLAS_OP_N, (int)n, (int)m, (int)k, alpha,
+                                     b, type_of(b), (int)ldb, a, type_of(a), (int)lda, more, out,
+                                     type_of(out), (int)ldc,
+                                     wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+                                     CUBLAS_GEMM_DEFAULT));
+}
+
+template <typename T, typename C>
+inline void gemm(Ctx *c, const T *a, int64_t lda, bool ta, const T *b, int64_t ldb, bool tb,
+                 C *out, int64_t ldc, int64_t m, int64_t n, int64_t k, bool add)
+{
+    gemm_same(c, a, lda, ta, b, ldb, tb, out, ldc, m, n, k, add);
+}
+
+/* Operands of two types: the wide one is rounded first, as the tensor cores would. */
+template <typename C>
+inline void gemm(Ctx *c, const float *a, int64_t lda, bool ta, const bf16 *b, int64_t ldb, bool tb,
+                 C *out, int64_t ldc, int64_t m, int64_t n, int64_t k, bool add)
+{
+    bf16 *x = (bf16 *)(void *)c->scratch;
+    int64_t rows = ta ? k : m, cols = ta ? m : k;
+    check(c, "conversion", move_copy(a, lda, x, cols, rows, cols, false, c->compute));
+    gemm_same(c, x, cols, ta, b, ldb, tb, out, ldc, m, n, k, add);
+}
+
+template <typename C>
+inline void gemm(Ctx *c, const bf16 *a, int64_t lda, bool ta, const float *b, int64_t ldb, bool tb,
+                 C *out, int64_t ldc, int64_t m, int64_t n, int64_t k, bool add)
+{
+    bf16 *x = (bf16 *)(void *)c->scratch;
+    int64_t rows = tb ? n : k, cols = tb ? k : n;
+    check(c, "conversion", move_copy(b, ldb, x, cols, rows, cols, false, c->compute));
+    gemm_same(c, a, lda, ta, x, cols, tb, out, ldc, m, n, k, add);
+}
+
+/* ---- collectives and transfers ------------------------------------------------------------- */
+
+inline ncclDataType_t nccl_type(const float *) { return ncclFloat; }
+inline ncclDataType_t nccl_type(const double *) { return ncclDouble; }
+inline ncclDataType_t nccl_type(const bf16 *) { return ncclBfloat16; }
+
+template <typename T> inline void all_gather(Ctx *c, int g, const T *src, T *dst, int64_t n)
+{
+    check(c, "all-gather", ncclAllGather(src, dst, (size_t)n, nccl_type(src), c->comm[g],
+                                         c->compute));
+}
+
+/* The member's own part stands where the result has it. */
+template <typename T> inline void all_gather_in_place(Ctx *c, int g, T *, T *all, int64_t n)
+{
+    all_gather(c, g, (const T *)(all + c->group_me[g] * n), all, n);
+}
+
+template <typename T>
+inline void reduce_scatter(Ctx *c, int g, const T *src, T *dst, int64_t n, bool add)
+{
+    T *to = add ? (T *)(void *)c->work : dst;
+    check(c, "reduce-scatter", ncclReduceScatter(src, to, (size_t)n, nccl_type(src), ncclSum,
+                                                 c->comm[g], c->compute));
+    if (add)
+        check(c, "reduce-scatter", move_copy(to, n, dst, n, (int64_t)1, n, true, c->compute));
+}
+
+template <typename T>
+inline void reduce_scatter_in_place(Ctx *c, int g, const T *src, T *all, int64_t n, bool)
+{
+    reduce_scatter(c, g, src, all + c->group_me[g] * n, n, false);
+}
+
+template <typename T> inline void all_reduce(Ctx *c, int g, T *x, int64_t n)
+{
+    check(c, "all-reduce", ncclAllReduce(x, x, (size_t)n, nccl_type(x), ncclSum, c->comm[g],
+                                         c->compute));
+}
+
+/* The rank at this one's place on another stage. */
+inline int peer_of(const Ctx *c, int stage)
+{
+    int each = c->rank->nranks / c->head->nstages;
+    return stage * each + c->rank->rank % each;
+}
+
+template <typename T> inline void send(Ctx *c, int stage, const T *src, int64_t n)
+{
+    check(c, "send", ncclSend(src, (size_t)n, nccl_type(src), peer_of(c, stage), c->world,
+                              c->compute));
+}
+
+template <typename T> inline void recv(Ctx *c, int stage, T *dst, int64_t n)
+{
+    check(c, "receive", ncclRecv(dst, (size_t)n, nccl_type(dst), peer_of(c, stage), c->world,
+                                 c->compute));
+}
+
+#include "teracube_kernels.cuh"
+#include "teracube_run.cuh"
+
+#endif

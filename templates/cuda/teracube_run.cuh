@@ -1,0 +1,260 @@
+/*
+ * teracube_run.cuh - the life of a rank's context: memory, communicators, tables; the
+ * functions that the runtime calls (RtDevice in rt.h), and main.
+ */
+#ifndef TERACUBE_RUN_CUH
+#define TERACUBE_RUN_CUH
+
+/* What program.cu knows: its stages and the groups of ranks. */
+struct Program { const StageProgram *stages; const GroupKey *groups; size_t scratch, work; };
+
+/* ---- start --------------------------------------------------------------------------- */
+
+template <typename T> inline T *on_device(Ctx *c, const T *from, int64_t n)
+{
+    T *p = NULL;
+    if (n <= 0 || !from)
+        return NULL;
+    if (check(c, "a table's memory", cudaMalloc((void **)&p, sizeof(T) * (size_t)n)))
+        check(c, "a table", cudaMemcpyAsync(p, from, sizeof(T) * (size_t)n, cudaMemcpyHostToDevice,
+                                            c->compute));
+    return p;
+}
+
+inline void take_device(Ctx *c)
+{
+    int n = 0;
+    cudaError_t e = cudaGetDeviceCount(&n);
+    if (e != cudaSuccess || n == 0) {
+        fail(c, "there is no GPU", e != cudaSuccess ? cudaGetErrorString(e) : "none was found");
+        return;
+    }
+    check(c, "this GPU", cudaSetDevice(c->rank->rank % n));
+}
+
+inline void take_memory(Ctx *c)
+{
+    size_t bytes = (size_t)c->head->block_bytes;
+    cudaError_t e = cudaMalloc((void **)&c->block, bytes ? bytes : 64);
+    if (e != cudaSuccess) {
+        char why[160];
+        snprintf(why, sizeof why, "%zu bytes, the plan's block: %s", bytes, cudaGetErrorString(e));
+        fail(c, "memory", why);
+    }
+}
+
+/* Rows: what a kernel reads of a row order. Tokens are filled in before each pass. */
+inline void take_rows(Ctx *c)
+{
+    int n = c->head->nrowmaps;
+    c->rows = (CtxRows *)calloc((size_t)n + 1, sizeof *c->rows);
+    for (int i = 0; i < n; i++) {
+        const RtDeviceRows *r = &c->rank->rows[i];
+        c->rows[i].token = on_device(c, r->token, r->count);
+        c->rows[i].pos = on_device(c, r->pos, r->count);
+        c->rows[i].tokens = on_device(c, r->tokens, r->count);
+        c->rows[i].targets = on_device(c, r->targets, r->count);
+    }
+    c->column = (int32_t **)calloc((size_t)c->head->ncolumns + 1, sizeof *c->column);
+    for (int i = 0; i < c->head->ncolumns; i++)
+        c->column[i] = on_device(c, c->rank->columns[i].global, c->rank->columns[i].n);
+}
+
+inline void take_tiles(Ctx *c)
+{
+    while (c->stage->tiles[c->ntiles].q >= 0)
+        c->ntiles++;
+    c->tiles = (AttnTiles *)calloc((size_t)c->ntiles + 1, sizeof *c->tiles);
+    for (int i = 0; i < c->ntiles; i++) {
+        const TileSet *t = &c->stage->tiles[i];
+        const RtDeviceRows *q = &c->rank->rows[t->q], *k = &c->rank->rows[t->k];
+        const int32_t *rq = (const int32_t *)q->runs, *rk = (const int32_t *)k->runs;
+        void *room = NULL;
+        size_t bytes = attn_tiles_bytes(rq, q->nruns, rk, k->nruns);
+        if (check(c, "tiles", cudaMalloc(&room, bytes ? bytes : 64)))
+            check(c, "tiles", attn_tiles_make(rq, q->nruns, rk, k->nruns,
+                                              t->causal, t->window, room, &c->tiles[i]));
+    }
+}
+
+/* All ranks split the world by each group in the same order. */
+inline void take_groups(Ctx *c, const Program *p)
+{
+    std::atomic<Meeting *> *place = (std::atomic<Meeting *> *)(void *)c->rank->shared;
+    Meeting *mine = (Meeting *)calloc(1, sizeof *mine), *none = NULL;
+    if (!check(c, "NCCL's id", ncclGetUniqueId(&mine->id))) {
+        free(mine);
+        return;
+    }
+    if (!place->compare_exchange_strong(none, mine))
+        free(mine);
+    check(c, "NCCL's start", ncclCommInitRank(&c->world, c->rank->nranks, place->load()->id,
+                                              c->rank->rank));
+    int n = 0;
+    while (p->groups[n].axes)
+        n++;
+    c->comm = (ncclComm_t *)calloc((size_t)n + 1, sizeof *c->comm);
+    c->group_me = (int *)calloc((size_t)n + 1, sizeof *c->group_me);
+    c->group_size = (int *)calloc((size_t)n + 1, sizeof *c->group_size);
+    for (int i = 0; i < n && !c->message[0]; i++) {
+        const RtDeviceGroup *g = &c->rank->groups[i];
+        c->group_me[i] = g->me;
+        c->group_size[i] = g->n;
+        int color = g->n > 1 ? g->rank[0] : NCCL_SPLIT_NOCOLOR;
+        check(c, "NCCL's groups", ncclCommSplit(c->world, color, g->me, &c->comm[i], NULL));
+    }
+}
+
+template <const Program *P> inline const char *device_open(const RtDeviceRank *rank, void **ctx)
+{
+    Ctx *c = (Ctx *)calloc(1, sizeof *c);
+    *ctx = c;
+    c->rank = rank;
+    c->head = rank->program->head;
+    c->stage = &P->stages[c->head->stage];
+    take_device(c);
+    if (c->message[0])
+        return c->message;
+    check(c, "a stream", cudaStreamCreateWithFlags(&c->compute, cudaStreamNonBlocking));
+    check(c, "cuBLAS", cublasCreate(&c->blas));
+    check(c, "cuBLAS", cublasSetStream(c->blas, c->compute));
+    take_memory(c);
+    check(c, "scratch", cudaMalloc((void **)&c->scratch, P->scratch + 64));
+    c->work_bytes = work_bytes(c) > P->work ? work_bytes(c) : P->work;
+    check(c, "scratch", cudaMalloc((void **)&c->work, c->work_bytes + 64));
+    check(c, "scratch", cudaMalloc((void **)&c->sums, 3 * sizeof(double)));
+    take_rows(c);
+    take_tiles(c);
+    take_optimizer(c);
+    check(c, "tables", cudaStreamSynchronize(c->compute));
+    if (!c->message[0])
+        take_groups(c, P);
+    return c->message[0] ? c->message : NULL;
+}
+
+inline void device_close(void *ctx)
+{
+    Ctx *c = (Ctx *)ctx;
+    int n = 0;
+    for (; c->comm && c->group_size && n < 64 && c->group_size[n]; n++)
+        if (c->comm[n])
+            ncclCommDestroy(c->comm[n]);
+    if (c->world)
+        ncclCommDestroy(c->world);
+    if (c->blas)
+        cublasDestroy(c->blas);
+    cudaFree(c->block);
+    cudaFree(c->scratch);
+    cudaFree(c->work);
+    cudaFree(c->sums);
+    cudaFree(c->updates);
+    cudaFree(c->norms);
+    for (int i = 0; c->rows && i < c->head->nrowmaps; i++) {
+        cudaFree(c->rows[i].token);
+        cudaFree(c->rows[i].pos);
+        cudaFree(c->rows[i].tokens);
+        cudaFree(c->rows[i].targets);
+    }
+    for (int i = 0; c->column && i < c->head->ncolumns; i++)
+        cudaFree(c->column[i]);
+    for (int i = 0; i < c->ntiles; i++)
+        cudaFree((void *)c->tiles[i].q);
+    if (c->compute)
+        cudaStreamDestroy(c->compute);
+    free(c->rows);
+    free(c->column);
+    free(c->tiles);
+    free(c->comm);
+    free(c->group_me);
+    free(c->group_size);
+    free(c);
+}
+
+/* ---- a step ---------------------------------------------------------------------------- */
+
+inline const char *device_write(void *ctx, int64_t offset, const void *src, size_t bytes)
+{
+    Ctx *c = (Ctx *)ctx;
+    check(c, "copy", cudaMemcpyAsync(c->block + offset, src, bytes, cudaMemcpyHostToDevice,
+                                     c->compute));
+    check(c, "copy", cudaStreamSynchronize(c->compute));
+    return c->message[0] ? c->message : NULL;
+}
+
+inline const char *device_read(void *ctx, int64_t offset, void *dst, size_t bytes)
+{
+    Ctx *c = (Ctx *)ctx;
+    check(c, "copy", cudaMemcpyAsync(dst, c->block + offset, bytes, cudaMemcpyDeviceToHost,
+                                     c->compute));
+    check(c, "copy", cudaStreamSynchronize(c->compute));
+    return c->message[0] ? c->message : NULL;
+}
+
+/* The host's arrays are filled anew for other microbatches: so the copies are waited for. */
+inline const char *device_rows(void *ctx, int map)
+{
+    Ctx *c = (Ctx *)ctx;
+    const RtDeviceRows *r = &c->rank->rows[map];
+    const struct { void *to; const void *from; size_t bytes; } copy[] = {
+        { c->rows[map].token, r->token, 8 }, { c->rows[map].tokens, r->tokens, 4 },
+        { c->rows[map].targets, r->targets, 4 },
+    };
+    for (int i = 0; i < 3; i++)
+        if (copy[i].to)
+            check(c, "tokens", cudaMemcpyAsync(copy[i].to, copy[i].from,
+                                               copy[i].bytes * (size_t)r->count,
+                                               cudaMemcpyHostToDevice, c->compute));
+    check(c, "tokens", cudaStreamSynchronize(c->compute));
+    return c->message[0] ? c->message : NULL;
+}
+
+inline const char *device_pass(void *ctx, int ipass, const RtDeviceNow *now)
+{
+    Ctx *c = (Ctx *)ctx;
+    const RtPass *p = &c->rank->program->passes[ipass];
+    for (int i = 0; i < RT_REGIONS; i++)
+        c->base[i] = c->block + p->region[i];
+    c->again = p->again;
+    c->seed = c->head->train.seed;
+    c->step = (uint32_t)now->step;
+    c->evaluate = now->evaluate;
+    c->scale = now->count > 0 ? 1.0 / (double)now->count : 0;
+    c->clip = now->clip;
+    c->lr = now->lr;
+    if (p->kind == RT_PASS_BEGIN)
+        check(c, "sums", cudaMemsetAsync(c->sums, 0, 2 * sizeof(double), c->compute));
+    c->stage->pass[ipass](c);
+    check(c, "a pass", cudaGetLastError());
+    return c->message[0] ? c->message : NULL;
+}
+
+inline const char *device_sums(void *ctx, double *loss, double *squares)
+{
+    Ctx *c = (Ctx *)ctx;
+    double v[2] = { 0, 0 };
+    check(c, "sums", cudaMemcpyAsync(v, c->sums, sizeof v, cudaMemcpyDeviceToHost, c->compute));
+    check(c, "sums", cudaStreamSynchronize(c->compute));
+    *loss = v[0];
+    *squares = v[1];
+    return c->message[0] ? c->message : NULL;
+}
+
+/* ---- main ------------------------------------------------------------------------------- */
+
+template <const Program *P>
+inline int teracube_main(const char *from, const char *to, int argc, char **argv)
+{
+    int n = 0;
+    while (P->groups[n].axes)
+        n++;
+    RtGroupKey *keys = (RtGroupKey *)calloc((size_t)n + 1, sizeof *keys);
+    for (int i = 0; i < n; i++)
+        keys[i] = { P->groups[i].axes, P->groups[i].rep, P->groups[i].stages };
+    const RtDevice device = { keys, n, device_open<P>, device_close, device_write, device_read,
+                              device_rows, device_pass, device_sums };
+    int status = rt_device_main(from, (size_t)(to - from), &device, argc, argv);
+    free(keys);
+    return status;
+}
+
+#endif
