@@ -128,9 +128,13 @@ static void check_slices(const Plan *p)
         }
     } else if (s->slices_kind == SLICES_UNIFORM) {
         n = s->slices_n;
-        if (n > p->is.sequence)
+        int64_t step = p->is.x * lcm64(p->is.y, p->is.z);
+        if (n > p->is.sequence) {
             diag_error(s->slices_loc, "slices-sum", "%s of %s", plural(n, "slice"),
                        plural(p->is.sequence, "token"));
+            diag_hint("at most uniform(%" PRId64 ")",
+                      p->is.sequence / (step / gcd64(step, p->is.microbatch)));
+        }
     }
     if (n > 1 && p->sees_ahead) {
         diag_error(p->sees_ahead_loc, "slice-causal",
@@ -578,8 +582,8 @@ void mesh_choose(Plan *p)
         is->zero = 1;
     int64_t micro = s->microbatch.set ? (int64_t)s->microbatch.v : 0;
     if (is->batch % ((micro ? micro : 1) * is->data)) {
-        Loc at = s->data.loc.end ? s->data.loc : c->train.batch.loc;
-        int64_t unit = (micro ? micro : 1) * is->data;
+        Loc at = s->data.loc.end ? s->data.loc : micro ? s->microbatch.loc : c->train.batch.loc;
+        int64_t unit = (micro ? micro : 1) * is->data, each = is->batch / is->data, less = micro;
         diag_error(at, "batch-divides", "a batch of %" PRId64 " does not split into data = %d "
                    "replicas of microbatches of %" PRId64, is->batch, is->data, micro ? micro : 1);
         if (c->train.batch.loc.end && at.start != c->train.batch.loc.start)
@@ -588,7 +592,12 @@ void mesh_choose(Plan *p)
         int64_t step = is->x * lcm64(is->y, is->z);
         while ((micro ? micro : fits / is->data) * is->sequence % step && fits < unit * step * 2)
             fits += unit;
-        diag_hint("a batch of %" PRId64 " fits", fits);
+        while (less > 1 && (each % less || less * is->sequence % step))
+            less--;
+        if (micro && is->batch % is->data == 0 && less && less * is->sequence % step == 0)
+            diag_hint("microbatch = %" PRId64 " fits, or a batch of %" PRId64, less, fits);
+        else
+            diag_hint("a batch of %" PRId64 " fits", fits);
         micro = 1;
     }
     is->microbatch = micro ? micro : is->batch / is->data;
