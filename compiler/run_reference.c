@@ -4,9 +4,9 @@
  *
  * The runtime does all the rest, with a program of its own making: the parameters of
  * the plan on one rank, and as steps, instead of the plan's, two calls of ours. So data,
- * masks, log, --load and --save are those of every run. The first call gets the step's
- * tokens; the second its targets, and takes the step: parameters are read from the
- * block before the first one and written back after each.
+ * masks, log, --load, --save, checkpoints and validation are those of every run. The first
+ * call gets the step's tokens; the second its targets, and takes the step: parameters and
+ * moments are read from the block before the first one and written back after each.
  */
 #include "commands.h"
 #include "reference.h"
@@ -31,8 +31,8 @@ static double **arrays(const RefGraph *g)
     return a;
 }
 
-/* Parameters between the rank's flat region and whole arrays. */
-static void copy_params(double *flat, bool to_flat)
+/* Between a flat region of the rank and whole arrays. */
+static void copy_values(double *flat, double **whole, bool to_flat)
 {
     const StageTables *e = run.e;
     for (int i = 0; i < e->units.n; i++) {
@@ -43,11 +43,20 @@ static void copy_params(double *flat, bool to_flat)
             for (int64_t r = 0; r < a->rows && r < u->brows; r++)
                 for (int64_t j = 0; j < c->width && c->start + j < a->width; j++) {
                     double *x = &flat[u->offset + r * u->bcols + c->local_start + j];
-                    double *y = &run.param[c->param][r * a->width + c->start + j];
+                    double *y = &whole[c->param][r * a->width + c->start + j];
                     *(to_flat ? x : y) = *(to_flat ? y : x);
                 }
         }
     }
+}
+
+/* Parameters and moments; arg: the block's. */
+static void copy_all(const RtCall *call, bool to_flat)
+{
+    double **const whole[] = { run.param, run.m, run.v };
+    for (int i = 0; i < 3; i++)
+        if (call->arg[i])
+            copy_values(call->arg[i], whole[i], to_flat);
 }
 
 static void get_tokens(const RtCall *call, int64_t lo, int64_t hi)
@@ -56,19 +65,21 @@ static void get_tokens(const RtCall *call, int64_t lo, int64_t hi)
     run.tokens = call->ids;
 }
 
-/* arg: the parameters. Adds the loss, summed over the targets, to call->total. */
+/* Adds the loss, summed over the targets, to call->total. In validation that is all. */
 static void take_step(const RtCall *call, int64_t lo, int64_t hi)
 {
     (void)lo, (void)hi;
-    RefInput in = { run.tokens, call->ids, call->seed, call->step, true };
+    RefInput in = { run.tokens, call->ids, call->seed, call->step, !call->evaluate };
     if (!run.started)
-        copy_params(call->arg[0], false);
+        copy_all(call, false);
     run.started = true;
     run.counted = false;
-    double loss = ref_step(run.ref, &in, run.param, run.grad);
-    run.norm = ref_update(&run.optimizer, run.graph, call->step, run.param, run.grad, run.m, run.v);
-    copy_params(call->arg[0], true);
+    double loss = ref_step(run.ref, &in, run.param, call->evaluate ? NULL : run.grad);
     call->total[0] += call->scale > 0 ? loss / call->scale : 0;
+    if (call->evaluate)
+        return;
+    run.norm = ref_update(&run.optimizer, run.graph, call->step, run.param, run.grad, run.m, run.v);
+    copy_all(call, true);
 }
 
 /* The norm's kernel, called once for each unit: the whole norm, once a step. */
@@ -80,13 +91,17 @@ static void give_norm(const RtCall *call, int64_t lo, int64_t hi)
     run.counted = true;
 }
 
-static RtStep step(int kind, int phase, int call, int ids, int64_t params)
+/* Arguments of a call: where the block has parameters and moments. */
+static RtStep step(int kind, int phase, int call, int ids, const RtHeader *h)
 {
     RtStep s = { .kind = kind, .phase = phase, .name = -1, .source = -1, .reason = -1,
-                 .kernel = call, .axes = RT_DATA, .rep = 1, .items = 1, .grain = 1, .nargs = 1,
+                 .kernel = call, .axes = RT_DATA, .rep = 1, .items = 1, .grain = 1,
+                 .nargs = h->v_offset >= 0 ? 3 : 2,
                  .rowmap = ids == RT_IDS_NONE ? -1 : 0, .rowmap_k = -1, .colmap = -1,
                  .columns_src = -1, .columns_dst = -1, .ids = ids };
-    s.arg[0] = (RtRef){ .offset = params, .ld = 1 };
+    s.arg[0] = (RtRef){ .offset = h->params_offset, .ld = 1 };
+    s.arg[1] = (RtRef){ .offset = h->m_offset, .ld = 1 };
+    s.arg[2] = (RtRef){ .offset = h->v_offset, .ld = 1 };
     return s;
 }
 
@@ -107,7 +122,7 @@ int run_reference(Compile *c)
     Emitted *emitted = emit_program(compile.plan);
     StageTables *e = &emitted->stage[0];
     RtHeader *h = &e->head;
-    int64_t at = h->params_offset, bytes = h->flat_pad * (int64_t)sizeof(double);
+    int64_t bytes = h->flat_pad * (int64_t)sizeof(double);
     run.e = e;
     run.graph = reference_build(whole);
     run.ref = ref_new(run.graph, h->batch, h->sequence);
@@ -119,9 +134,9 @@ int run_reference(Compile *c)
     run.m = arrays(run.graph);
     run.v = arrays(run.graph);
     const RtStep steps[] = {
-        step(RT_COUNT, 0, -1, RT_IDS_NONE, at), step(RT_KERNEL, 0, 0, RT_IDS_TOKENS, at),
-        step(RT_KERNEL, 0, 1, RT_IDS_TARGETS, at), step(RT_NORM, 3, -1, RT_IDS_NONE, at),
-        step(RT_TOTALS, 3, -1, RT_IDS_NONE, at),
+        step(RT_COUNT, 0, -1, RT_IDS_NONE, h), step(RT_KERNEL, 0, 0, RT_IDS_TOKENS, h),
+        step(RT_KERNEL, 0, 1, RT_IDS_TARGETS, h), step(RT_NORM, 3, -1, RT_IDS_NONE, h),
+        step(RT_TOTALS, 3, -1, RT_IDS_NONE, h),
     };
     const RtRowMap all = { .nslices = 1, .count = h->T };
     const RtPass passes[] = {
@@ -132,6 +147,7 @@ int run_reference(Compile *c)
     const int64_t slices[] = { h->sequence };
     h->nsteps = sizeof steps / sizeof *steps;
     h->nrowmaps = 1;
+    h->nouts = 0;
     h->nkernels = sizeof calls / sizeof *calls;
     h->norm_kernel = 2;
     h->workers = 1;
@@ -146,8 +162,8 @@ int run_reference(Compile *c)
     if (!c->o->quiet)
         fprintf(stderr, "note: the reference interpreter, in double precision, without a plan\n");
     RtOptions ro = { .load = c->o->load, .save = c->o->save, .log = c->o->log,
-                     .trace = c->o->trace, .steps = c->o->steps, .quiet = c->o->quiet,
-                     .exe = "teracube" };
+                     .trace = c->o->trace, .resume = c->o->resume, .steps = c->o->steps,
+                     .quiet = c->o->quiet, .exe = "teracube" };
     int status = rt_run(&program, &ro);
     ref_free(run.ref);
     return status;

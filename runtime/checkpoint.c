@@ -435,9 +435,8 @@ void rt_load_close(Rt *rt)
 
 static int save_broken(Rt *rt, const RtOutput *o, const char *doing)
 {
-    int why = errno;
-    return rt_fail(rt, RT_WORLD, "%s: error: could not %s: %s%s", o->path, doing, strerror(why),
-                   o->hint);
+    return rt_fail(rt, RT_WORLD, "%s: error: could not %s the %s: %s%s", o->path, doing, o->what,
+                   strerror(errno), o->hint);
 }
 
 /* Rank 0 makes it, then the other processes find it. */
@@ -445,7 +444,10 @@ static int open_output(Rt *rt, RtOutput *o)
 {
     int how = rt->first == 0 ? O_RDWR | O_CREAT | O_TRUNC : O_RDWR;
     o->fd = open(o->tmp, how | O_CLOEXEC, 0666);
-    return o->fd >= 0 ? RT_OK : save_broken(rt, o, "write the weights there");
+    if (o->fd >= 0)
+        return RT_OK;
+    return rt_fail(rt, RT_WORLD, "%s: error: could not write the %s there: %s%s", o->path, o->what,
+                   strerror(errno), o->hint);
 }
 
 /* Opens the file. Rank 0's process makes it, with its header and its size. */
@@ -461,11 +463,11 @@ static int begin_output(Rt *rt, RtOutput *o)
     RT_TRY(open_output(rt, o));
     char *header = rt_tensors_header(rt, o, &bytes);
     if (!header)
-        return save_broken(rt, o, "make the header");
+        return save_broken(rt, o, "make the header of");
     bool makes = rt->first == 0;
     int bad = makes && (rt_write_at(o->fd, header, bytes, 0) || ftruncate(o->fd, o->end));
     free(header);
-    return bad ? save_broken(rt, o, "write the weights") : RT_OK;
+    return bad ? save_broken(rt, o, "write") : RT_OK;
 }
 
 /* n values of the run, side by side. */
@@ -506,7 +508,7 @@ static int save_run(FileIo *io, const FileRun *run)
             from = io->buffer;
         }
         if (rt_write_at(o->fd, from, (size_t)(n * real), to + i * real))
-            return save_broken(rt, o, "write the weights");
+            return save_broken(rt, o, "write");
         io->unsent += n * real;
         if (io->unsent >= SOON) {       // the disk works while we copy; fsync reports its errors
             sync_file_range(o->fd, 0, 0, SYNC_FILE_RANGE_WRITE);
@@ -574,10 +576,10 @@ static int sync_output(RtRank *r, RtOutput *o)
         atomic_fetch_add(&r->sign->progress, 1);
     }
     if (fsync(o->fd))
-        return save_broken(r->rt, o, "sync the weights");
+        return save_broken(r->rt, o, "sync");
     int fd = o->fd;
     o->fd = -1;
-    return close(fd) ? save_broken(r->rt, o, "close the weights") : RT_OK;
+    return close(fd) ? save_broken(r->rt, o, "close") : RT_OK;
 }
 
 /* The new name itself: else it may be lost with the power. */
@@ -668,7 +670,8 @@ static void name_save(Rt *rt)
 {
     size_t room = strlen(rt->options->save) + 32;
     RtOutput *o = &rt->save;
-    *o = (RtOutput){ .fd = -1, .hint = "", .path = rt_alloc(room, 1), .tmp = rt_alloc(room, 1) };
+    *o = (RtOutput){ .fd = -1, .what = "weights", .hint = "",
+                      .path = rt_alloc(room, 1), .tmp = rt_alloc(room, 1) };
     strcpy(o->path, rt->options->save);
     snprintf(o->tmp, room, "%s.tmp-%d", rt->options->save, rt->save_id);
 }
@@ -697,11 +700,11 @@ static int end_save(Rt *rt)
 {
     const RtOutput *o = &rt->save;
     if (rename(o->tmp, o->path)) {
-        int status = save_broken(rt, o, "rename the weights");
+        int status = save_broken(rt, o, "rename");
         unlink(o->tmp);
         return status;
     }
-    return rt_sync_folder(o->path) ? save_broken(rt, o, "sync the folder") : RT_OK;
+    return rt_sync_folder(o->path) ? save_broken(rt, o, "sync the folder of") : RT_OK;
 }
 
 int rt_save(RtWorker *w)

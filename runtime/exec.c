@@ -321,7 +321,9 @@ static int all_steps(RtWorker *w)
             RT_TRY(rt_validate(w, step + 1));
         if (stop) {
             if (lead && r->id == 0)
-                rt_note(rt, "a signal ends the run after step %lld", (long long)step + 1);
+                rt_note(rt, "a signal ends the run after step %lld%s%s", (long long)step + 1,
+                        rt->keep.on ? "; its checkpoint is in " : "",
+                        rt->keep.on ? rt->keep.dir : "");
             break;
         }
     }

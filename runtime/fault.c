@@ -160,10 +160,15 @@ static void step_words(const RtRank *r, const RtSearch *f, char text[TEXT])
 static void param_words(const RtRank *r, const RtSearch *f, char text[TEXT])
 {
     const RtProgram *p = r->program;
-    char who[48];
-    snprintf(text, TEXT, "\nnote: parameter %.160s [%lld, %lld] is %s%g, as %s has it (%.100s)",
-             rt_text(p, p->params[f->out].name), (long long)f->row, (long long)f->col,
-             sign(f->value), fabs(f->value), rt_who(r, who), rt_text(p, p->units[f->step].source));
+    const RtParam *q = &p->params[f->out];
+    char who[48], at[64];
+    if (q->kind == 2)                   // a vector
+        snprintf(at, sizeof at, "%lld", (long long)f->col);
+    else
+        snprintf(at, sizeof at, "%lld, %lld", (long long)f->row, (long long)f->col);
+    snprintf(text, TEXT, "\nnote: parameter %.160s [%s] is %s%g, as %s has it (%.100s)",
+             rt_text(p, q->name), at, sign(f->value), fabs(f->value), rt_who(r, who),
+             rt_text(p, p->units[f->step].source));
 }
 
 /* ---- all ranks ----------------------------------------------------------- */

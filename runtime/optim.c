@@ -242,6 +242,65 @@ static int set_text(Rt *rt, const char *value, char **out)
     return RT_OK;
 }
 
+/*
+ * The arguments of every(...), in the order of the language: those without a name take it.
+ * The last one is a path and must be there.
+ */
+typedef struct { const char *key; int64_t *whole; char **path; } EveryArg;
+
+static int every_arg(const EveryArg *args, int n, const char *key, size_t length)
+{
+    for (int i = 0; i < n; i++)
+        if (strlen(args[i].key) == length && strncmp(args[i].key, key, length) == 0)
+            return i;
+    return n;
+}
+
+static bool every_value(Rt *rt, const EveryArg *a, const char *text)
+{
+    double v;
+    if (a->path)
+        return set_text(rt, text, a->path) == RT_OK;
+    if (!read_number(text, &v) || v < 1 || v != floor(v) || v >= 0x1p40)
+        return false;
+    *a->whole = (int64_t)v;
+    return true;
+}
+
+/* "every(10, \"DIR\")" or "no". */
+static int set_every(Rt *rt, const char *kv, const char *value, const EveryArg *args, int n,
+                     const char *form)
+{
+    const char *p = value + strspn(value, " ");
+    *args[0].whole = 0;
+    if (strcmp(p, "no") == 0)
+        return RT_OK;
+    if (strncmp(p, "every(", 6) != 0)
+        return not_so(rt, kv, form);
+    p += 6;
+    for (int i = 0; *(p += strspn(p, " ,")) != ')' && *p; i++) {
+        size_t k = strcspn(p, "=,) \"");
+        const char *after = p + k + strspn(p + k, " ");
+        int at = i;
+        if (*after == '=') {
+            at = every_arg(args, n, p, k);
+            p = after + 1 + strspn(after + 1, " ");
+        }
+        bool quoted = *p == '"';
+        size_t length = quoted ? strcspn(p + 1, "\"") : strcspn(p, ",) ");
+        char *text = rt_alloc(length + 1, 1);
+        memcpy(text, p + quoted, length);
+        p += length + quoted;
+        p += quoted && *p == '"';
+        bool fine = at < n && every_value(rt, &args[at], text);
+        free(text);
+        if (!fine)
+            return not_so(rt, kv, form);
+    }
+    bool whole = *p == ')' && !p[1] && *args[0].whole > 0 && *args[n - 1].path;
+    return whole ? RT_OK : not_so(rt, kv, form);
+}
+
 /* One --set of a built program. */
 int rt_set(Rt *rt, const char *kv)
 {
@@ -265,6 +324,19 @@ int rt_set(Rt *rt, const char *kv)
             return set_optimizer(rt, kv, value);
         if (strcmp(word, "schedule") == 0)
             return set_schedule(rt, kv, value);
+        if (strcmp(word, "checkpoint") == 0) {
+            const EveryArg args[] = { { "n", &h->train.checkpoint_every, NULL },
+                                      { "dir", NULL, &rt->keep.dir } };
+            return set_every(rt, kv, value, args, 2, "every(STEPS, \"FOLDER\") or no");
+        }
+        if (strcmp(word, "validate") == 0) {
+            const EveryArg args[] = { { "n", &h->train.validate_every, NULL },
+                                      { "batches", &h->train.validate_batches, NULL },
+                                      { "data", NULL, &rt->validate_path } };
+            h->train.validate_batches = 1;
+            return set_every(rt, kv, value, args, 3,
+                             "every(STEPS, batches=N, data=\"FILE\") or no");
+        }
         if (strcmp(word, "data") == 0)
             return set_text(rt, value, &rt->data_path);
         if (strcmp(word, "weights") == 0)

@@ -169,7 +169,7 @@ int rt_checkpoint_open(Rt *rt)
 {
     RtKeep *k = &rt->keep;
     for (int i = 0; i < 2; i++)
-        k->file[i] = (RtOutput){ .fd = -1, .hint = k->hint };
+        k->file[i] = (RtOutput){ .fd = -1, .what = "checkpoint", .hint = k->hint };
     k->file[0].first = k->file[0].last = RT_WEIGHTS;
     k->file[1].first = RT_MOMENT_1;
     k->file[1].last = rt_last_values(rt);

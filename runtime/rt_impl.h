@@ -156,7 +156,7 @@ typedef enum { RT_WEIGHTS, RT_MOMENT_1, RT_MOMENT_2 } RtValues;
 /* A file that all ranks write together. */
 typedef struct {
     char *path, *tmp;                   // its name, and the one it has until it is complete
-    const char *hint;                   // after errors
+    const char *what, *hint;            // in errors: "weights"; behind them
     char *metadata;                     // `,"key":"value"` ..; or NULL
     RtValues first, last;
     int fd;                             // of this process; -1: closed
