@@ -93,6 +93,10 @@ for cube in 1,1,1 2,2,2; do
             --set "plan.cube=[$cube]"
     done
 done
+resident 'tiny on two stages' "$t" run "$top/examples/tiny.tcube" --steps 2 -q \
+    --set plan.pipeline=2 --set plan.slices='uniform(4)' --set plan.microbatch=2
+resident 'char on three stages' "$t" run "$top/examples/char.tcube" --steps 2 -q \
+    --set plan.pipeline=3 --set plan.recompute=full --set plan.microbatch=1
 if [ -n "$ALL" ]; then
     resident 'gpt2' "$t" run "$top/examples/gpt2.tcube" --steps 1 -q --set train.batch=4 \
         --set train.sequence=64 --set train.data="$top/README.md" --set plan.cube=[2,1,1]
@@ -115,5 +119,11 @@ steady 'run on a cube'    "$t" run "$M" $D --set plan.cube=[2,2,2] --save w \
     --set train.order=shuffle
 steady 'exchange'         "$t" run "$M" $D --set plan.cube=[1,2,1] --trace tr \
     --set plan.attention=exchange
+steady 'two stages'       "$t" run "$M" $D --set plan.pipeline=2 --set plan.microbatch=2 \
+    --set plan.slices=[3,5]
+steady 'slices and a cube' "$t" run "$M" $D --set plan.slices=[2,4,2] --set plan.microbatch=4 \
+    --set plan.cube=[2,2,1] --set plan.recompute=full
+steady 'stages, zero = 2' "$t" run "$M" $D --set plan.pipeline=2 --set plan.data=2 \
+    --set plan.zero=2 --set plan.microbatch=1
 steady 'executable'       ./exe
 summary
