@@ -69,7 +69,10 @@ Device *current_device()
 enum { PAGE = 4096, ALIGN = 256, SLACK = 0xa5 };
 static const size_t REGION = (size_t)1 << 36;
 
-static std::mutex &alloc_lock = *new std::mutex();
+Region sim_region[256];
+int sim_nregions;
+
+static std::recursive_mutex &alloc_lock = *new std::recursive_mutex();
 static std::map<const char *, Alloc *> &allocs()
 {
     static auto *a = new std::map<const char *, Alloc *>();
@@ -78,7 +81,7 @@ static std::map<const char *, Alloc *> &allocs()
 
 Alloc *find_alloc(const void *p, bool near)
 {
-    std::lock_guard<std::mutex> hold(alloc_lock);
+    std::lock_guard<std::recursive_mutex> hold(alloc_lock);
     auto i = allocs().upper_bound((const char *)p);
     if (i == allocs().begin())
         return nullptr;
@@ -144,8 +147,10 @@ static char *take_pages(Device *d, size_t bytes, size_t *taken)
     if (!d->region) {
         d->region = d->top = (char *)mmap(nullptr, REGION, PROT_NONE,
             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (d->region == MAP_FAILED)
+        if (d->region == MAP_FAILED || sim_nregions == 256)
             fatal("no address space for a device's memory");
+        sim_region[sim_nregions] = { d->region, d->region + REGION };
+        __atomic_fetch_add(&sim_nregions, 1, __ATOMIC_RELEASE);
         static bool once = (atexit(check_all_slack), true);
         (void)once;
     }
@@ -186,7 +191,7 @@ static cudaError_t allocate(void **out, size_t bytes, Where where)
     memset(a->base, 0xff, bytes);
     if (where == ON_DEVICE)
         d->used += bytes;
-    std::lock_guard<std::mutex> also(alloc_lock);
+    std::lock_guard<std::recursive_mutex> also(alloc_lock);
     allocs()[a->base] = a;
     if (race_alloc)
         race_alloc(a);
@@ -206,7 +211,7 @@ static cudaError_t release(void *p, Where where)
     }
     cudaDeviceSynchronize();
     std::lock_guard<std::mutex> hold(big_lock);
-    std::lock_guard<std::mutex> also(alloc_lock);
+    std::lock_guard<std::recursive_mutex> also(alloc_lock);
     check_slack(a);
     if (where == ON_DEVICE)
         device(a->device)->used -= a->bytes;

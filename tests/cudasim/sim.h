@@ -85,6 +85,9 @@ bool check_device_range(const void *p, size_t bytes, int device, const char *who
 bool check_device_rows(const void *p, size_t rows, size_t width, size_t pitch, int device,
                        const char *who);
 std::string describe(const void *p);
+struct Region { char *low, *high; };
+extern Region sim_region[256];                  // where cudaMalloc and cudaMallocHost allocate
+extern int sim_nregions;
 
 /* ---- clocks: what has happened before what ------------------------------------------ */
 

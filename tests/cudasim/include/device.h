@@ -127,7 +127,9 @@ void cp_async_wait(int groups_left);                        // -1: everything, c
 
 #ifdef CUDASIM_CHECK
 void touch_atomic(const void *p, int bytes);
+void fence();
 #else
+static inline void fence() {}
 static inline void touch_atomic(const void *, int) {}
 #endif
 }
@@ -189,9 +191,13 @@ CUDASIM_SHFL(__shfl_down_sync, DOWN)
 CUDASIM_SHFL(__shfl_xor_sync, XOR)
 #undef CUDASIM_SHFL
 
-static inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+static inline void __threadfence()
+{
+    cudasim::fence();
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+static inline void __threadfence_system() { __threadfence(); }
 static inline void __threadfence_block() { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
-static inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline void __nanosleep(unsigned) {}
 static inline void __trap(CUDASIM_AT) { cudasim::trap(file, line); }
 
