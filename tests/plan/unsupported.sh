@@ -26,8 +26,6 @@ done <<'W'
 --set train.precision=fp16                 | precision = bf16
 --set train.precision=fp8                  | precision = bf16
 --set train.reduce=bf16                    | reduce = fp32
---set train.checkpoint=every(2,"d")        |
---set train.validate=every(2,data="x.txt") |
 W
 echo "$passed passed, $failed failed, 0 skipped"
 [ $failed = 0 ]

@@ -31,7 +31,7 @@
 #include "print.h"
 
 typedef struct { int n; double words; } Sum;
-typedef struct { Sum at[2][COLL_COUNT][32]; int stats[2]; double stat_words[2]; } Table;
+typedef struct { Sum at[2][COLL_COUNT][32]; int stats[2]; double stat_words[2]; } Sums;
 
 static Plan *plan(const char *model, const char *cube, const char *keep, int layers,
                   const char *more)
@@ -44,7 +44,7 @@ static Plan *plan(const char *model, const char *cube, const char *keep, int lay
     return p;
 }
 
-static void tally(const Plan *p, int sign, Table *t)
+static void tally(const Plan *p, int sign, Sums *t)
 {
     for (int i = 0; i < p->insts.n; i++) {
         const Inst *n = &p->insts.at[i];
@@ -64,15 +64,15 @@ static void tally(const Plan *p, int sign, Table *t)
 }
 
 /* One layer: a plan of three less one of two. */
-static Table layer(const char *model, const char *cube, const char *keep)
+static Sums layer(const char *model, const char *cube, const char *keep)
 {
-    Table t = { 0 };
+    Sums t = { 0 };
     tally(plan(model, cube, keep, 3, NULL), 1, &t);
     tally(plan(model, cube, keep, 2, NULL), -1, &t);
     return t;
 }
 
-static void expect(const char *what, const Table *t, Phase phase, CollKind kind, Axes axes, int n,
+static void expect(const char *what, const Sums *t, Phase phase, CollKind kind, Axes axes, int n,
                    double words)
 {
     const Sum *s = &t->at[phase][kind][axes];
@@ -83,7 +83,7 @@ static void expect(const char *what, const Table *t, Phase phase, CollKind kind,
 }
 
 /* Nothing else is there: the counts add up. */
-static void expect_total(const char *what, const Table *t, Phase phase, int n)
+static void expect_total(const char *what, const Sums *t, Phase phase, int n)
 {
     int all = 0;
     for (int k = 0; k < COLL_COUNT; k++)
@@ -118,7 +118,7 @@ static void check(const Shape *s, int x, int y, int z)
     double p = (double)x * y * z;
     for (int keep = 0; keep < 2; keep++) {
         const char *what = str_fmt("%s %s keep=%s", s->name, cube, keep ? "both" : "none");
-        Table t = layer(s->name, cube, keep ? "both" : "none");
+        Sums t = layer(s->name, cube, keep ? "both" : "none");
         double gy = (double)T * (y - 1) / p, gz = (double)T * (z - 1) / p;
         double wx = s->w * (x - 1) / p;
         bool X = x > 1, Y = y > 1, Z = z > 1;
@@ -175,7 +175,7 @@ Test(counts, formula_of_gpt)
     for (size_t g = 0; g < sizeof grid / sizeof *grid; g++) {
         double x = grid[g][0], y = grid[g][1], z = grid[g][2];
         double V = (4.0*T*H*(y - 1) + 12.0*T*H*(z - 1) + 12.0*H*H*(x - 1)) / (x*y*z);
-        Table t = layer("gpt2", str_fmt("[%.0f,%.0f,%.0f]", x, y, z), "both");
+        Sums t = layer("gpt2", str_fmt("[%.0f,%.0f,%.0f]", x, y, z), "both");
         for (int phase = 0; phase < 2; phase++) {
             double words = 0;
             for (int k = 0; k < COLL_COUNT; k++)
@@ -197,7 +197,7 @@ Test(counts, formula_of_gpt)
  */
 Test(counts, outside_the_layers)
 {
-    Table t = { 0 }, one;
+    Sums t = { 0 }, one;
     tally(plan("gpt2", "[2,2,2]", "both", 3, "plan.logits_chunk=1536"), 1, &t);
     one = layer("gpt2", "[2,2,2]", "both");
     static const struct { Phase phase; CollKind kind; Axes axes; int n; } want[] = {
