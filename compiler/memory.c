@@ -91,15 +91,17 @@ static int64_t place(Items *e)
     return top;
 }
 
-/* Buffers `chosen` (NULL: all that live and are not persistent) from `base` on. */
-static int64_t place_buffers(Plan *p, const bool *chosen, int64_t base)
+typedef struct { BufferId *at; int n, cap; } Group;      // buffers that are placed together
+
+/* A group's buffers that live and are not persistent, from `base` on. */
+static int64_t place_buffers(Plan *p, const Group *g, int64_t base)
 {
     Items e = { 0 };
-    for (int i = 0; i < p->buffers.n; i++) {
-        const Buffer *b = &p->buffers.at[i];
-        if (b->persistent || b->first < 0 || (chosen && !chosen[i]))
+    for (int i = 0; i < g->n; i++) {
+        const Buffer *b = &p->buffers.at[g->at[i]];
+        if (b->persistent || b->first < 0)
             continue;
-        Item x = { i, buffer_bytes(p, b), b->first, b->last, 0 };
+        Item x = { g->at[i], buffer_bytes(p, b), b->first, b->last, 0 };
         vec_add(&e, x);
     }
     int64_t top = place(&e);
@@ -170,23 +172,6 @@ static Touch *find_touches(const Plan *p)
     return t;
 }
 
-/* The room that region r of a unit (or of a chunk's microbatch) takes. */
-static int64_t region_size(Plan *p, const Touch *t, Region r, int slice, int chunk)
-{
-    bool *chosen = NEWN(bool, p->buffers.n), any = false;
-    for (int i = 0; i < p->buffers.n; i++) {
-        if (p->buffers.at[i].persistent || t[i].func < 0 || t[i].one || t[i].rest)
-            continue;
-        const Func *f = &p->funcs.at[t[i].func];
-        chosen[i] = region_of(&t[i]) == r && f->chunk == chunk &&
-                    (r >= REGION_MICRO || f->slice == slice);
-        any |= chosen[i];
-        if (chosen[i])
-            p->buffers.at[i].region = r;
-    }
-    return any ? place_buffers(p, chosen, 0) : 0;
-}
-
 /* Does a call touch the region of its unit, so that it must be there? */
 bool call_needs(StepKind k, Region r)
 {
@@ -200,65 +185,59 @@ bool call_needs(StepKind k, Region r)
     }
 }
 
-typedef struct { Region region; int microbatch, slice, chunk; } Instance;
-typedef VEC(Instance) Instances;
-
-static bool is_of(const Call *c, const Instance *x)
+/* Index of a region: of a unit, or of a chunk's microbatch (slice 0). */
+static int region_index(const Plan *p, Region r, int slice, int chunk)
 {
-    return call_needs(c->step.kind, x->region) && c->step.microbatch == x->microbatch &&
-           c->step.chunk == x->chunk && (x->region >= REGION_MICRO || c->step.slice == x->slice);
+    return (chunk * p->is.nslices + (r < REGION_MICRO ? slice : 0)) * REGIONS + (int)r;
 }
 
-static void add_instances(const Plan *p, int64_t bytes, Instance x, Items *items, Instances *all)
+/* Every copy of a region, one for each microbatch, is there from the first call that may
+ * touch it to the last. */
+static void place_regions(Plan *p, const Group *regions, int nregions)
 {
-    if (bytes == 0)
-        return;
-    int64_t m = p->is.batch / p->is.data / p->is.microbatch;
-    for (int j = 0; j < m; j++) {
-        Item e = { all->n, bytes, -1, -1, 0 };
-        x.microbatch = j;
-        for (int i = 0; i < p->calls.n; i++)
-            if (is_of(&p->calls.at[i], &x)) {
-                e.first = e.first < 0 ? i : e.first;
-                e.last = i;
-            }
-        vec_add(items, e);
-        vec_add(all, x);
+    int m = (int)(p->is.batch / p->is.data / p->is.microbatch);
+    int64_t *bytes = NEWN(int64_t, nregions);
+    Items copies = { 0 };               // m of each region
+    for (int i = 0; i < nregions; i++) {
+        bytes[i] = regions[i].n ? place_buffers(p, &regions[i], 0) : 0;
+        for (int j = 0; j < m; j++) {
+            Item x = { i * m + j, bytes[i], -1, -1, 0 };
+            vec_add(&copies, x);
+        }
     }
-}
-
-static void place_regions(Plan *p, const Touch *t)
-{
-    Items items = { 0 };
-    Instances all = { 0 };
-    for (int c = 0; c < p->is.chunks; c++) {
-        for (int i = 0; i < p->is.nslices; i++)
-            for (Region r = REGION_UNIT; r <= REGION_UNIT_BACK; r++)
-                add_instances(p, region_size(p, t, r, i, c), (Instance){ r, 0, i, c }, &items,
-                              &all);
-        for (Region r = REGION_MICRO; r <= REGION_MICRO_BACK; r++)
-            add_instances(p, region_size(p, t, r, 0, c), (Instance){ r, 0, 0, c }, &items, &all);
-    }
-    int64_t base = p->block_bytes;
-    p->block_bytes += place(&items);
-    for (int k = 0; k < items.n; k++) {
-        const Instance *x = &all.at[items.at[k].id];
-        for (int i = items.at[k].first; i <= items.at[k].last; i++)
-            if (is_of(&p->calls.at[i], x))
-                p->calls.at[i].region[x->region] = base + items.at[k].at;
-    }
+    for (int i = 0; i < p->calls.n; i++)
+        for (Region r = REGION_UNIT; r < REGIONS; r++) {
+            const Step *s = &p->calls.at[i].step;
+            if (!call_needs(s->kind, r))
+                continue;
+            Item *x = &copies.at[region_index(p, r, s->slice, s->chunk) * m + s->microbatch];
+            x->first = x->first < 0 ? i : x->first;
+            x->last = i;
+        }
+    int64_t base = p->block_bytes, *at = NEWN(int64_t, nregions * m);
+    int n = 0;
+    for (int i = 0; i < copies.n; i++)
+        if (copies.at[i].bytes > 0)
+            copies.at[n++] = copies.at[i];
+    copies.n = n;
+    p->block_bytes += place(&copies);
+    for (int i = 0; i < n; i++)
+        at[copies.at[i].id] = base + copies.at[i].at;
+    for (int i = 0; i < p->calls.n; i++)
+        for (Region r = REGION_UNIT; r < REGIONS; r++) {
+            Call *c = &p->calls.at[i];
+            if (call_needs(c->step.kind, r))
+                c->region[r] = at[region_index(p, r, c->step.slice, c->step.chunk) * m +
+                                  c->step.microbatch];
+        }
 }
 
 /* What functions use alone: each its own, all in the same room. */
-static void place_transients(Plan *p, const Touch *t)
+static void place_transients(Plan *p, const Group *own)
 {
-    bool *chosen = NEWN(bool, p->buffers.n);
     int64_t most = 0;
     for (int f = 0; f < p->funcs.n; f++) {
-        bool any = false;
-        for (int i = 0; i < p->buffers.n; i++)
-            any |= chosen[i] = t[i].func == f && t[i].one;
-        int64_t room = any ? place_buffers(p, chosen, p->block_bytes) : 0;
+        int64_t room = own[f].n ? place_buffers(p, &own[f], p->block_bytes) : 0;
         most = room > most ? room : most;
     }
     p->block_bytes += most;
@@ -267,12 +246,24 @@ static void place_transients(Plan *p, const Touch *t)
 static void place_all(Plan *p)
 {
     Touch *t = find_touches(p);
+    int nregions = p->is.chunks * p->is.nslices * REGIONS;
+    Group *own = NEWN(Group, p->funcs.n), *regions = NEWN(Group, nregions);
     for (int i = 0; i < p->buffers.n; i++)
         if (t[i].func >= 0 && t[i].rest && !t[i].one)
             p->buffers.at[i].persistent = true;
     p->block_bytes = place_persistent(p);
-    place_transients(p, t);
-    place_regions(p, t);
+    for (int i = 0; i < p->buffers.n; i++) {
+        Buffer *b = &p->buffers.at[i];
+        if (b->persistent || t[i].func < 0)
+            continue;
+        const Func *f = &p->funcs.at[t[i].func];
+        b->region = t[i].one ? REGION_FIXED : region_of(&t[i]);
+        Group *g = t[i].one ? &own[t[i].func]
+                            : &regions[region_index(p, b->region, f->slice, f->chunk)];
+        vec_add(g, i);
+    }
+    place_transients(p, own);
+    place_regions(p, regions, nregions);
 }
 
 void memory_place(Plan *p)
@@ -283,8 +274,11 @@ void memory_place(Plan *p)
             continue;
         find_lives(s);
         if (s->is.stages == 1 && s->is.chunks == 1 && s->is.nslices == 1) {
+            Group all = { 0 };
+            for (int i = 0; i < s->buffers.n; i++)
+                vec_add(&all, i);
             s->block_bytes = place_persistent(s);
-            s->block_bytes += place_buffers(s, NULL, s->block_bytes);
+            s->block_bytes += place_buffers(s, &all, s->block_bytes);
         } else {
             place_all(s);
         }

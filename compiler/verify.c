@@ -163,13 +163,16 @@ static int64_t bytes_of(const Plan *p, const Buffer *b)
                           p->is.precision == PREC_FP64 ? 8 : 4);
 }
 
-typedef struct { const Buffer *b; int first, last; int func; bool other; } Life;
+/* group: buffers of different groups share no room, or are not alive together; -1: all. */
+typedef struct { const Buffer *b; int first, last; int func; bool other; int group; } Life;
 
 static int by_place(const void *x, const void *y)
 {
     const Life *a = x, *b = y;
     if (a->b->region != b->b->region)
         return a->b->region < b->b->region ? -1 : 1;
+    if (a->group != b->group)
+        return a->group < b->group ? -1 : 1;
     return a->b->offset < b->b->offset ? -1 : a->b->offset > b->b->offset;
 }
 
@@ -179,7 +182,7 @@ static Life *find_lives(const Plan *p)
     Life *l = NEWN(Life, p->buffers.n);
     for (int i = 0; i < p->buffers.n; i++)
         l[i] = (Life){ &p->buffers.at[i], p->buffers.at[i].persistent ? 0 : INT32_MAX,
-                       p->buffers.at[i].persistent ? p->insts.n : -1, -1, false };
+                       p->buffers.at[i].persistent ? p->insts.n : -1, -1, false, -1 };
     for (int f = 0; f < p->funcs.n; f++)
         for (int i = p->funcs.at[f].first; i < p->funcs.at[f].end; i++) {
             const Inst *n = &p->insts.at[i];
@@ -197,15 +200,25 @@ static Life *find_lives(const Plan *p)
 static int slice_of(const Plan *p, const Life *l) { return p->funcs.at[l->func].slice; }
 static int chunk_of(const Plan *p, const Life *l) { return p->funcs.at[l->func].chunk; }
 
-/* Are both in one copy of a region? Units' regions are one for each slice and chunk. */
-static bool together(const Plan *p, const Life *a, const Life *b)
+/* In a region: the copy, one for each slice and chunk. In the block: what one function alone
+ * touches is apart in time from what another does. */
+static int group_of(const Plan *p, const Life *l)
 {
-    if (a->b->region != b->b->region)
-        return false;
-    if (a->b->region == REGION_FIXED)
-        return true;
-    return chunk_of(p, a) == chunk_of(p, b) &&
-           (a->b->region >= REGION_MICRO || slice_of(p, a) == slice_of(p, b));
+    if (l->func < 0 || l->b->persistent)
+        return -1;
+    if (l->b->region == REGION_FIXED)
+        return l->other ? -1 : l->func;
+    return chunk_of(p, l) * p->is.nslices + (l->b->region < REGION_MICRO ? slice_of(p, l) : 0);
+}
+
+static void check_overlap(Verify *v, const Life *a, const Life *b)
+{
+    const Plan *p = v->p;
+    if (b->last >= a->first && b->first <= a->last && b->last >= 0 &&
+        b->b->offset < a->b->offset + bytes_of(p, a->b) &&
+        a->b->offset < b->b->offset + bytes_of(p, b->b))
+        verify_fail(v, b->first < p->insts.n ? b->first : NONE,
+                    "buffers `%s` and `%s` are alive together and overlap", a->b->name, b->b->name);
 }
 
 /*
@@ -220,6 +233,8 @@ static void check_apart(Verify *v)
     if (p->block_bytes == 0)
         return;
     Life *l = find_lives(p);
+    for (int i = 0; i < p->buffers.n; i++)
+        l[i].group = one ? 0 : group_of(p, &l[i]);
     qsort(l, (size_t)p->buffers.n, sizeof *l, by_place);
     for (int i = 0; i < p->buffers.n; i++) {
         int64_t end = l[i].b->offset + bytes_of(p, l[i].b);
@@ -231,12 +246,9 @@ static void check_apart(Verify *v)
             verify_fail(v, l[i].first, "buffer `%s` goes from function to function in room that "
                         "all share", l[i].b->name);
         for (int k = i + 1; k < p->buffers.n && l[k].b->region == l[i].b->region &&
-                            l[k].b->offset < end; k++)
-            if (l[k].last >= l[i].first && l[k].first <= l[i].last && l[k].last >= 0 &&
-                together(p, &l[i], &l[k]))
-                verify_fail(v, l[k].first < p->insts.n ? l[k].first : NONE,
-                            "buffers `%s` and `%s` are alive together and overlap",
-                            l[i].b->name, l[k].b->name);
+                            (l[i].group < 0 || (l[k].group == l[i].group &&
+                                                l[k].b->offset < end)); k++)
+            check_overlap(v, &l[i], &l[k]);
     }
 }
 
