@@ -132,8 +132,9 @@ int plan_ranks(const Plan *p)
 int plan_collectives(const Plan *p)
 {
     int n = 0;
-    for (int i = 0; i < p->insts.n; i++)
-        n += p->insts.at[i].kind == I_COLL;
+    for (int r = 0; r < p->is.stages; r++)
+        for (int i = 0; i < plan_stage(p, r)->insts.n; i++)
+            n += plan_stage(p, r)->insts.at[i].kind == I_COLL;
     return n;
 }
 

@@ -426,7 +426,7 @@ int      plan_ranks(const Plan *p);
 /* "data 2, pipeline 2, cube [1, 2, 1], 4 microbatches in 3 slices" */
 const char *plan_line(const Plan *p);
 Plan    *plan_stage(const Plan *p, int r);      // the plan of stage r; itself where there is one
-int      plan_collectives(const Plan *p);      // instructions that are collectives
+int      plan_collectives(const Plan *p);      // instructions of all stages that are collectives
 
 /* ---- rowop.c: elementwise operators and row reductions, equal ones once ---- */
 typedef struct {            // what a new operator takes over from its place

@@ -317,8 +317,9 @@ static void print_products(const Profile *p, bool is_double, int form)
 
 static void print_turn(const TurnRate *t)
 {
-    printf("\na turn on one core, forward + backward: attention %s, %d heads of %d (%d for keys), "
-           "and %s\n  %6s", t->name, t->heads, t->hd, t->kv_heads, "the turn's products", "l \\ c");
+    printf("\na turn on one core, forward + backward: attention %s, %s of %d (%d for keys), and "
+           "the turn's products\n  %6s", t->name, plural(t->heads, "head"), t->hd, t->kv_heads,
+           "l \\ c");
     for (int i = 0; i < t->points.n && t->points.at[i].l == t->points.at[0].l; i++)
         printf(" %9g", t->points.at[i].c);
     for (int i = 0; i < t->points.n; i++) {
@@ -339,8 +340,8 @@ static void print_turn(const TurnRate *t)
 
 static void print_profile(const Profile *p)
 {
-    printf("%s, %d core%s, %s; %s; load %.2f when measured\n", p->cpu, p->cores,
-           p->cores == 1 ? "" : "s", p->isa, p->blas, p->load);
+    printf("%s, %s, %s; %s; load %.2f when measured\n", p->cpu, plural(p->cores, "core"),
+           p->isa, p->blas, p->load);
     for (int d = 0; d < 2; d++)
         for (int form = 0; form < FORMS; form++)
             print_products(p, d, form);
@@ -348,8 +349,8 @@ static void print_profile(const Profile *p)
     for (int i = 0; i < p->streams.n; i++)
         printf("  %10s %8.1f %8.1f\n", str_bytes(p->streams.at[i].bytes),
                p->streams.at[i].rate[0] * 1e-9, p->streams.at[i].rate[1] * 1e-9);
-    printf("\nto start a step: %s, with %d workers %s\n", str_seconds(p->step[0]), p->cores,
-           str_seconds(p->step[1]));
+    printf("\nto start a step: %s, with %s %s\n", str_seconds(p->step[0]),
+           plural(p->cores, "worker"), str_seconds(p->step[1]));
     printf("\ncollectives of ranks as threads: latency + bytes received / rate\n");
     for (int i = 0; i < p->rings.n; i++) {
         const RingRate *r = &p->rings.at[i];
@@ -423,7 +424,7 @@ int command_profile(Compile *c)
     if (!c->o->quiet)
         print_profile(&p);
     if (p.load > 0.5)
-        fprintf(stderr, "note: other programs were at work (load %.2f on %d cores); where they "
-                "were, rates are too low\n", p.load, p.cores);
+        fprintf(stderr, "note: other programs were at work (load %.2f on %s); where they "
+                "were, rates are too low\n", p.load, plural(p.cores, "core"));
     return EXIT_FINE;
 }

@@ -486,9 +486,9 @@ bool profile_is_here(const Profile *p, Loc loc)
     Profile here = profile_here();
     if (strcmp(p->cpu, here.cpu) == 0 && strcmp(p->isa, here.isa) == 0 && p->cores == here.cores)
         return true;
-    diag_error(loc, "profile-machine", "the profile is of another machine: %s, %d core%s, %s; "
-               "this one is %s, %d core%s, %s", p->cpu, p->cores, p->cores == 1 ? "" : "s", p->isa,
-               here.cpu, here.cores, here.cores == 1 ? "" : "s", here.isa);
+    diag_error(loc, "profile-machine", "the profile is of another machine: %s, %s, %s; this one "
+               "is %s, %s, %s", p->cpu, plural(p->cores, "core"), p->isa, here.cpu,
+               plural(here.cores, "core"), here.isa);
     diag_hint("measure this one with `teracube profile -o F`, or leave `profile` out");
     return false;
 }

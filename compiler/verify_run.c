@@ -53,9 +53,11 @@ int command_verify(Compile *c)
     ((Config *)c->config)->any_room = !c->o->is_full;
     if (!compile_to(c, "memory"))
         return EXIT_INPUT;
+    int64_t ninsts = 0;
+    for (int r = 0; r < c->plan->is.stages; r++)
+        ninsts += plan_stage(c->plan, r)->insts.n;
     if (!c->o->quiet)
-        printf("static checks: fine after every pass, %s, %s\n",
-               plural(c->plan->insts.n, "instruction"),
+        printf("static checks: fine after every pass, %s, %s\n", plural(ninsts, "instruction"),
                plural(plan_collectives(c->plan), "collective"));
     if (c->o->is_static)
         return EXIT_FINE;
