@@ -234,3 +234,23 @@ Test(grids, variants_of_plans)
         if (strcmp(variants[i].file, "model") == 0)
             one_variant(&variants[i]);
 }
+
+/* Stored in 16 bits, within the bound that trajectory.c derives. (Not `branches`: the step of
+ * its relu turns a rounding into another gradient.) */
+static const Variant halves[] = {
+    { "model", { "train.precision=bf16" }, "1,1,1 2,2,2 1,2,3/2 3,1,2" },
+    { "model", { "train.precision=bf16", "plan.attention=gather" }, "2,1,2 1,2,3" },
+    { "model", { "train.precision=bf16", "plan.attention=exchange" }, "2,2,1 1,1,3" },
+    { "model", { "train.precision=bf16", "plan.pipeline=2", "plan.slices=[16,8]", "plan.zero=3" },
+      "1,1,1/2 2,1,1/2" },
+    { "model", { "train.precision=bf16", "plan.zero=2", "plan.recompute=full" }, "1,2,1/2" },
+    { "kv", { "train.precision=bf16" }, "1,1,1 1,4,1 1,8,1 2,2,2/2" },
+    { "both", { "train.precision=bf16", "plan.vectors=sharded" }, "2,2,2" },
+};
+
+Test(grids, sixteen_bits)
+{
+    NEEDS_LLVM;
+    for (size_t i = 0; i < sizeof halves / sizeof *halves; i++)
+        one_variant(&halves[i]);
+}
