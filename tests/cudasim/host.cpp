@@ -312,6 +312,8 @@ static bool may_go(const CUstream_st *s)
     return !op.posting || !op.posted || posting_done(op);
 }
 
+int running_ops;
+
 // Runs one operation, or posts one collective. False if nothing can go.
 static bool run_one(Device *d, std::unique_lock<std::mutex> &lock)
 {
@@ -331,9 +333,11 @@ static bool run_one(Device *d, std::unique_lock<std::mutex> &lock)
         }
     } else if (op.run) {
         s->busy = true;
+        running_ops++;
         lock.unlock();
         op.run(op);
         lock.lock();
+        running_ops--;
         s->busy = false;
     }
     op.mark->time = now();
@@ -342,6 +346,8 @@ static bool run_one(Device *d, std::unique_lock<std::mutex> &lock)
     progress_made();
     return true;
 }
+
+bool run_something(std::unique_lock<std::mutex> &lock) { return run_one(device(my_device), lock); }
 
 void run_until(const MarkRef &m)
 {

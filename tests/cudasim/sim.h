@@ -146,6 +146,9 @@ MarkRef enqueue_op(CUstream_st *s, Op op);
 // Runs work of this thread's device until the mark is done.
 void run_until(const MarkRef &m);
 void drain(Device *d);
+// One operation of this thread's device, if any may go; the lock is held, but not meanwhile.
+bool run_something(std::unique_lock<std::mutex> &lock);
+extern int running_ops;
 
 // nccl.cpp. With the lock held.
 bool posting_post(Op &op);                      // true when it is complete at once
