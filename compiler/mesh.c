@@ -537,6 +537,7 @@ static void find_refused(Plan *p)
     const PlanSpec *s = &p->config->plan;
     const Train *t = &p->config->train;
     struct { bool is; const char *what; Loc loc; const char *hint; } list[] = {
+        { p->is.stages > 63, "more than 63 stages", s->pipeline.loc, "pipeline = 63" },
         { t->precision > PREC_BF16, "fp16 and fp8", t->precision_loc, "precision = bf16" },
         { t->reduce_bf16, "reduce = bf16", t->reduce_loc, "reduce = fp32" },
         { is_word(s->partition, "summa"), "partition = summa(q)", s->partition.loc,

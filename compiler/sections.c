@@ -148,7 +148,7 @@ static void join_fused(const Plan *p, uint64_t *of)
     }
 }
 
-/* Bits of the stages that hold a parameter. Beyond 63 stages bit 63 stands for all others. */
+/* Bits of the stages that hold a parameter; there are at most 63 (mesh.c). */
 void place_params(Part *q)
 {
     const Plan *p = q->p;
@@ -158,7 +158,7 @@ void place_params(Part *q)
     for (int i = 0; i < p->ops.n; i++) {
         int r = q->section[i] % p->is.stages;
         for (int j = 0; j < p->ops.at[i].nin; j++) {
-            use_param(p, p->ops.at[i].in[j], q->param_stages, UINT64_C(1) << (r < 63 ? r : 63));
+            use_param(p, p->ops.at[i].in[j], q->param_stages, UINT64_C(1) << r);
             use_param(p, p->ops.at[i].in[j], here, r == p->stage);
         }
     }
@@ -171,8 +171,5 @@ void place_params(Part *q)
             here[w] = p->stage == 0;
         }
         q->param_here[w] = here[w] != 0;
-        if (p->is.stages > 63 && (s & (s - 1)) && (s >> 63) && p->stage == 0)
-            diag_error(p->params.at[w].loc, "too-large", "`%s` is used on several stages, one of "
-                       "them beyond the 63rd", p->params.at[w].name);
     }
 }

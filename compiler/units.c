@@ -254,7 +254,7 @@ void place_units(Part *q)
     for (int i = 0; i < p->units.n; i++) {
         ParamUnit *u = &p->units.at[i];
         uint64_t s = q->param_stages[u->piece[0].param];
-        u->first_stage = p->stage >= 63 || (s & ((UINT64_C(1) << p->stage) - 1)) == 0;
+        u->first_stage = (s & ((UINT64_C(1) << p->stage) - 1)) == 0;
         u->stages = s & (s - 1) ? s : 0;
     }
     /* offsets: matrices in order, then vectors grouped by the axes of their sums */
