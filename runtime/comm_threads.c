@@ -171,8 +171,11 @@ void rt_waiting(const RtRank *r, int worker, const char *what, double seconds, c
     else
         rt_who(&rt->rank[peer], whom);
     op_words(r, op, what, words, sizeof words);
-    size_t at = (size_t)snprintf(out, room, "%s waited %.3g s in %s (%s%sstep %lld) for %s",
-                                 rt_who(r, who), seconds, words,
+    char time[32] = "";
+    if (seconds >= 0.1)
+        snprintf(time, sizeof time, " %.3g s", seconds);
+    size_t at = (size_t)snprintf(out, room, "%s waited%s in %s (%s%sstep %lld) for %s",
+                                 rt_who(r, who), time, words,
                                  op >= 0 ? rt_text(r->program, r->program->steps[op].source) : "",
                                  op >= 0 ? ", " : "", (long long)r->now.step + 1, whom);
     int seen[HOPS];

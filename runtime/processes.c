@@ -9,7 +9,9 @@
  *
  * Only worker 0 calls MPI while the ranks live, and the main thread before and after
  * (MPI_THREAD_SERIALIZED). Nobody blocks inside the library: who waits tests, spins where
- * every thread has a core, else naps, for ranks may outnumber cores by far.
+ * every thread has a core, else sleeps until a peer rings, for ranks may outnumber cores by
+ * far. (To give turns away instead made steps three times longer.) Peers on other machines
+ * cannot ring: then it naps.
  *
  * The processes of one machine share a board: what each rank is doing (RtSign), its
  * process, and whether somebody has told an error. It is a memfd of the lowest of them, which
@@ -28,17 +30,21 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 enum {
     SERIALIZED = 2,             // MPI_THREAD_SERIALIZED
     PIECE = 1 << 30,            // bytes of a message; larger ones go in several
-    YIELDS = 20,                // TUNING: turns given away before a waiting rank naps; 2026-11
-    NAP_NS = 50 * 1000,         // TUNING: a nap; half a step of a collective of 64 KB
+    NAP_NS = 100 * 1000,        // TUNING: without bells; 20 to 200 us are alike
+    SLEEP_NS = 2000 * 1000,     // with bells: MPI may want to be called though nobody rang
+    EAGER = 4000,               // bytes that certainly need one call on each side
+    RINGS = 3,                  // for larger ones: request, answer, data
     TAG_HELLO = 1, TAG_AGREE,
     ERROR_TEXT = 512,           // above MPI_MAX_ERROR_STRING
 };
@@ -59,8 +65,9 @@ typedef struct {
     RtSign sign[];                      // by rank
 } Board;
 
-/* A message that is under way. `box`: what must not be used before, or -1. */
-typedef struct { void *request; int peer, box; } Message;
+/* A message that is under way. `box`: what must not be used before, or -1. `large`:
+ * it takes calls of MPI on both sides before it has come. */
+typedef struct { void *request; int peer, box; bool large; } Message;
 
 struct RtMpi {
     void *world, *byte;
@@ -171,7 +178,30 @@ static int broken(Rt *rt, int rc, const RtRank *r, const char *what)
     return rt_fail(rt, RT_WORLD, "%s: error: %s%sMPI: %s", rt->exe, text, *text ? ": " : "", why);
 }
 
-static Message *new_message(RtMpi *m, int peer, int box)
+/* Where `peer` sleeps, it looks again. */
+static void ring(RtMpi *m, int peer)
+{
+    RtSign *sign = m->board ? &m->board->sign[peer] : NULL;
+    if (!sign || atomic_load(&sign->pid) == 0)
+        return;
+    atomic_fetch_add(&sign->bell, 1);
+    if (atomic_load(&sign->sleeps))
+        syscall(SYS_futex, &sign->bell, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+/* Until the bell is no longer at `heard`, or for a while. */
+static void sleep_till_rung(RtMpi *m, int peer, unsigned heard)
+{
+    RtSign *me = &m->board->sign[m->rank];
+    if (atomic_load(&m->board->sign[peer].pid) == 0) {
+        nanosleep(&(struct timespec){ 0, NAP_NS }, NULL);
+        return;
+    }
+    const struct timespec limit = { 0, SLEEP_NS };
+    syscall(SYS_futex, &me->bell, FUTEX_WAIT, heard, &limit, NULL, 0);
+}
+
+static Message *new_message(RtMpi *m, int peer, int box, int bytes)
 {
     if (m->nmessages == m->room) {
         int room = 2 * m->room + 4 * m->size + 64;
@@ -183,7 +213,7 @@ static Message *new_message(RtMpi *m, int peer, int box)
         m->room = room;
     }
     Message *new = &m->message[m->nmessages++];
-    *new = (Message){ NULL, peer, box };
+    *new = (Message){ NULL, peer, box, bytes > EAGER };
     return new;
 }
 
@@ -192,13 +222,14 @@ int rt_mpi_send(Rt *rt, const void *p, int64_t bytes, int peer, int tag, int box
     RtMpi *m = rt->mpi;
     do {
         int n = bytes < PIECE ? (int)bytes : PIECE;
-        Message *new = new_message(m, peer, box);
+        Message *new = new_message(m, peer, box, n);
         int rc = m->isend(p, n, m->byte, peer, tag, m->world, &new->request);
         if (rc)
             return broken(rt, rc, NULL, NULL);
         p = (const char *)p + n;
         bytes -= n;
     } while (bytes > 0);
+    ring(m, peer);
     return RT_OK;
 }
 
@@ -207,7 +238,7 @@ int rt_mpi_recv(Rt *rt, void *p, int64_t bytes, int peer, int tag)
     RtMpi *m = rt->mpi;
     do {
         int n = bytes < PIECE ? (int)bytes : PIECE;
-        Message *new = new_message(m, peer, -1);
+        Message *new = new_message(m, peer, -1, n);
         int rc = m->irecv(p, n, m->byte, peer, tag, m->world, &new->request);
         if (rc)
             return broken(rt, rc, NULL, NULL);
@@ -245,32 +276,42 @@ static int check_time(RtRank *r, const char *what, uint64_t *moves, double *sinc
 /* Waits for one message. r: NULL before the ranks live, then there is no limit. */
 static int await(Rt *rt, RtRank *r, Message *message, const char *what)
 {
-    const struct timespec nap = { 0, NAP_NS };
     RtMpi *m = rt->mpi;
+    RtSign *me = m->board ? &m->board->sign[m->rank] : NULL;
     uint64_t moves = 0;
     double since = 0;
+    int rings = 0;
     for (int round = 0;; round++) {
+        bool sleeps = round >= rt->spin && me;
+        if (sleeps)
+            atomic_store(&me->sleeps, 1);
+        unsigned heard = me ? atomic_load(&me->bell) : 0;
         int done = 0, rc = m->test(&message->request, &done, NULL);
+        if (sleeps && !rc && !done) {
+            if (message->large && rings++ < RINGS)
+                ring(m, message->peer);
+            sleep_till_rung(m, message->peer, heard);
+        }
+        if (sleeps)
+            atomic_store(&me->sleeps, 0);
         if (rc)
             return broken(rt, rc, r, what);
         if (done) {
             if (round > 0 && r)
                 atomic_store(&r->sign->waits_for, -1);
+            if (message->large)
+                ring(m, message->peer);
             return RT_OK;
         }
         if (round == 0 && r)
             atomic_store(&r->sign->waits_for, message->peer);
-        if (round < rt->spin) {
+        if (!sleeps) {
             pause_cpu();
             continue;
         }
         if (atomic_load(&rt->status) && !m->agreeing)
             return atomic_load(&rt->status);
-        if (round - rt->spin < YIELDS)
-            sched_yield();
-        else
-            nanosleep(&nap, NULL);
-        if (r && round % 512 == 511)
+        if (r && round % 32 == 31)
             RT_TRY(check_time(r, what, &moves, &since));
     }
 }
@@ -573,9 +614,12 @@ void rt_mpi_watch(Rt *rt)
         return;
     }
     int dead = find_dead(m);
-    snprintf(why, sizeof why, "rank %d is gone", dead);
-    if (dead >= 0)
+    if (dead >= 0) {                    // what it did last is no news
+        atomic_store(&m->board->sign[dead].op, -1);
+        atomic_store(&m->board->sign[dead].waits_for, -1);
+        snprintf(why, sizeof why, "rank %d is gone", dead);
         give_up(rt, why);
+    }
     if (rt_signalled() && waits && now - m->still_since > STILL_S)
         give_up(rt, "a signal came");
 }

@@ -200,6 +200,7 @@ typedef struct {
     _Alignas(RT_LINE) atomic_int op;    // index of the running step; -1: between steps
     atomic_int waits_for;               // whose message it waits for, or -1
     atomic_int pid;                     // process that shows it, 0: the only one
+    atomic_uint bell; atomic_int sleeps;    // peers ring when there is something to look at
     atomic_llong progress;              // changes when the rank does
 } RtSign;
 
