@@ -185,17 +185,15 @@ static bool has_outs(const Rt *rt)
 static int report(RtWorker *w, const RtNow *now, const char *first, const char *param)
 {
     RtRank *r = w->rank;
-    if (r->id == 0) {
-        bool loss = !isfinite(now->loss);
-        double v = loss ? now->loss : now->norm;
-        const char *none = *first || *param ? "" : "\nnote: no tensor is: the sum of finite "
-                                                   "numbers is too large, or it came by chance";
-        return rt_fail(r->rt, RT_USER, "%s: error: the %s of step %lld is not finite: %s%g%s%s%s",
-                       r->rt->exe, loss ? "loss" : "gradient norm", (long long)now->step + 1,
-                       sign(v), fabs(v), first, param,
-                       has_outs(r->rt) ? none : "");
-    }
-    return rt_barrier(w, &r->world);    // until the message ends it
+    bool loss = !isfinite(now->loss);
+    double v = loss ? now->loss : now->norm;
+    const char *none = *first || *param || !has_outs(r->rt) ? "" :
+        "\nnote: no tensor is: the sum of finite numbers is too large, or it came by chance";
+    if (r->id == 0)
+        rt_fail(r->rt, RT_USER, "%s: error: the %s of step %lld is not finite: %s%g%s%s%s",
+                r->rt->exe, loss ? "loss" : "gradient norm", (long long)now->step + 1, sign(v),
+                fabs(v), first, param, none);
+    return rt_agree(w);                 // it is everybody's
 }
 
 /* Takes the broken step again, says what broke it, and ends the run. All workers of all
