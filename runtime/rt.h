@@ -292,8 +292,8 @@ typedef struct {
     const RtColumns *columns;
     const RtRowMap *rowmaps;
     const RtPass *passes;
-    const RtOut *outs;
     const int64_t *slices;          // tokens of each, adding up to the sequence
+    const RtOut *outs;
     const char *text;
     const RtKernelFn *kernels;
 } RtProgram;
