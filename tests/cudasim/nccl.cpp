@@ -19,6 +19,7 @@ enum Kind { ALLREDUCE, REDUCE, BROADCAST, ALLGATHER, REDUCESCATTER, SEND, RECV }
 static const char *const kind_name[] = {
     "AllReduce", "Reduce", "Broadcast", "AllGather", "ReduceScatter", "Send", "Recv"
 };
+static const char *const op_name[] = { "sum", "product", "max", "min", "average" };
 static const struct { const char *name; size_t bytes; } types[] = {
     { "int8", 1 }, { "uint8", 1 }, { "int32", 4 }, { "uint32", 4 }, { "int64", 8 },
     { "uint64", 8 }, { "float16", 2 }, { "float", 4 }, { "double", 8 }, { "bfloat16", 2 }
@@ -151,7 +152,7 @@ static std::string show(const Call &c)
 {
     std::string s = format("%s of %zu %s", kind_name[c.kind], c.count, types[c.type].name);
     if (c.kind <= REDUCE || c.kind == REDUCESCATTER)
-        s += format(", reduction %d", (int)c.op);
+        s += format(", %s", op_name[c.op]);
     if (c.kind == REDUCE || c.kind == BROADCAST)
         s += format(", root %d", c.peer);
     return s;
