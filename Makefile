@@ -30,7 +30,7 @@ LLVM_CONFIG := $(shell command -v llvm-config-19)
 HAVE_FLEX   := $(shell command -v flex)
 HAVE_BISON  := $(shell command -v bison)
 HAVE_NVCC   := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
-HAVE_MPI    := $(shell command -v mpicc)
+HAVE_MPI    := $(shell command -v mpirun)
 LIBDIRS     := /usr/lib /usr/local/lib /usr/lib64 $(wildcard /usr/lib/*-linux-gnu)
 HAVE_BLAS   := $(firstword $(wildcard $(addsuffix /openblas-pthread/libopenblas.so.0,$(LIBDIRS)) \
                                       /usr/local/lib/libopenblas.so.0))
@@ -44,13 +44,13 @@ FOUND := flex $(call found,$(HAVE_FLEX),flex), \
   BLAS $(call found,$(HAVE_BLAS),libopenblas0-pthread), \
   CUDA $(call found,$(HAVE_NVCC),nvidia-cuda-toolkit), \
   NCCL $(call found,$(HAVE_NCCL),libnccl-dev), \
-  MPI $(call found,$(HAVE_MPI),libopenmpi-dev), \
+  MPI $(call found,$(HAVE_MPI),openmpi-bin), \
   Criterion $(call found,$(HAVE_CRIT),libcriterion-dev)
 
 NEEDED   = $(if $(shell command -v cc),,gcc libc6-dev) $(if $(HAVE_FLEX),,flex) \
            $(if $(HAVE_BISON),,bison)
 WANTED   = $(if $(LLVM_CONFIG),,llvm-19-dev) $(if $(HAVE_BLAS),,libopenblas0-pthread) \
-           $(if $(HAVE_CRIT),,libcriterion-dev)
+           $(if $(HAVE_CRIT),,libcriterion-dev) $(if $(HAVE_MPI),,openmpi-bin libopenmpi-dev)
 
 # ---- flags and sources -------------------------------------------------------
 
@@ -214,4 +214,4 @@ style:
 clean:
 	$(Q)rm -rf build
 
--include $(OBJECTS:.o=.d) $(LLVM:.o=.d) $(wildcard $(B)/unit/*.d)
+-include $(OBJECTS:.o=.d) $(LLVM:.o=.d) $(B)/templates/c/program_main.d $(wildcard $(B)/unit/*.d)

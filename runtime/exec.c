@@ -48,10 +48,10 @@ static void on_signal(int number)
         signal(number, SIG_DFL);        // it strikes when this handler returns
         raise(number);
     }
-    signal_came = 1;
+    signal_came = number;
 }
 
-bool rt_signalled(void) { return signal_came != 0; }
+int rt_signalled(void) { return signal_came; }
 
 /* The first signal ends the run after its step, a second one at once. */
 static const int caught[] = { SIGINT, SIGTERM, SIGUSR1 };
@@ -462,12 +462,17 @@ int rt_exec(Rt *rt)
     struct sigaction old[CAUGHT];
     bool all_run = rt->mpi ? rt_mpi_has_cores(rt) : rt->nranks * rt->nworkers <= cores();
     rt->spin = all_run ? SPIN : 0;
+    if (rt->mpi && cores() < rt->nworkers && cores() < sysconf(_SC_NPROCESSORS_ONLN))
+        rt_note(rt, "warning: the launcher bound a rank of %d workers to %d core%s; mpirun "
+                "--bind-to none frees it", rt->nworkers, cores(), cores() == 1 ? "" : "s");
     make_ranks(rt);
     rt_groups_make(rt);
     if (!rt->comm->open || rt->comm->open(rt) == RT_OK) {
         catch_signals(old);
         start_threads(rt);
         join_threads(rt);
+        if (rt->mpi)
+            rt_mpi_place_fault(rt);
         release_signals(old);
     }
     free_ranks(rt);

@@ -575,6 +575,17 @@ bool rt_mpi_tells(Rt *rt)
     return m->tells;
 }
 
+/* To an error of this rank alone, where it came; the ranks being still there. */
+void rt_mpi_place_fault(Rt *rt)
+{
+    char text[400];
+    size_t n = strlen(rt->fault);
+    if (!atomic_load(&rt->status) || rt->mpi->agreed || strstr(rt->fault, "rank "))
+        return;
+    rt_doing(&rt->rank[rt->first], text, sizeof text);
+    snprintf(rt->fault + n, sizeof rt->fault - n, "\nnote: %s", text);
+}
+
 /* Ends this process; the launcher ends the others, or they see that it is gone. */
 static void give_up(Rt *rt, const char *why)
 {
@@ -620,8 +631,8 @@ void rt_mpi_watch(Rt *rt)
         snprintf(why, sizeof why, "rank %d is gone", dead);
         give_up(rt, why);
     }
-    if (rt_signalled() && waits && now - m->still_since > STILL_S)
-        give_up(rt, "a signal came");
+    if (rt_signalled() == SIGTERM && waits && now - m->still_since > STILL_S)
+        give_up(rt, "SIGTERM came");
 }
 
 /* ---- the end ------------------------------------------------------------- */

@@ -432,6 +432,7 @@ int  rt_recv(RtWorker *w, int stage, void *dst, int64_t bytes);
 bool rt_launched(void);                 // by mpirun or the like
 int  rt_launched_rank(void);
 int  rt_mpi_join(Rt *rt);               // sets Rt.mpi, .first, .nlocal, .sign
+void rt_mpi_place_fault(Rt *rt);
 bool rt_mpi_tells(Rt *rt);              // is it this process that tells the error?
 void rt_mpi_leave(Rt *rt);
 int  rt_mpi_agree(Rt *rt, RtRank *r);
@@ -449,7 +450,7 @@ int  rt_mpi_bring_events(RtWorker *w);
 /* ---- exec.c -------------------------------------------------------------- */
 
 int  rt_exec(Rt *rt);                   // starts the ranks, trains, joins them
-bool rt_signalled(void);
+int  rt_signalled(void);                // the number of a signal that came, 0
 int  rt_begin_step(RtRank *r, int64_t step, bool evaluate);     // worker 0 calls it
 int  rt_passes(RtWorker *w, unsigned kinds);        // those of the stage whose bit is set
 

@@ -334,7 +334,7 @@ static int do_totals(RtWorker *w)
     RtRank *r = w->rank;
     Rt *rt = r->rt;
     RtNow *now = &r->now;
-    double v[3] = { 0, 0, rt_signalled() };
+    double v[3] = { 0, 0, rt_signalled() != 0 };
     for (int i = 0; i < rt->nworkers; i++) {
         v[0] += r->loss[i * 8];
         v[1] += r->squares[i * 8];

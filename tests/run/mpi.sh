@@ -30,6 +30,21 @@ for on in 'plan.pipeline=2 --set plan.data=2 --set plan.microbatch=3 --set plan.
     compare "$on" 4 pipe --steps 3
 done
 
+# Validation; checkpoints, gone on from by processes or by threads.
+every="--set train.validate=every(2,1,\"$WORK/d.txt\") --set train.checkpoint=every(2,\"ck\")"
+works "$t" build "$M" $D --target cpu --set plan.pipeline=2 --set plan.data=2 \
+    --set plan.microbatch=3 $every -o keep
+works ./keep -q --steps 4 --log a.l; mv ck threads
+works sh m 4 ./keep -q --steps 2 --log b.l
+works sh m 4 ./keep -q --steps 4 --resume ck --log b2.l
+for file in model optimizer; do
+    same "checkpoint: $file" threads/step-000004/$file.safetensors \
+        ck/step-000004/$file.safetensors
+done
+sed -n 's/.*"validation_loss": \([^,}]*\).*/\1/p' a.l > a.all
+sed -n 's/.*"validation_loss": \([^,}]*\).*/\1/p' b.l b2.l > b.all
+same 'validation losses' a.all b.all
+
 # One file has all ranks' times.
 works sh m 4 ./pipe -q --steps 2 --trace t
 is 'a track for each rank' "$(sed -n 's/.*"tid": \([0-9]*\).*/\1/p' t | sort -u | wc -l)" = 4
@@ -41,6 +56,8 @@ once 2 'cube: error: the plan has 8 ranks, the launcher started 3 processes; use
 once 2 'cube: error: unknown option `--what`' sh m 3 ./cube --what
 once 1 '[data-file]' sh m 8 ./cube --set train.data=none.txt
 once 4 'could not write the weights' sh m 8 ./cube --save no/w
+once 1 'the loss of step 2 is not finite' \
+    sh m 8 ./cube --steps 3 --set train.lr=1e30 --set train.clip=no
 once 4 "is not Open MPI's library" env RT_MPI=libm.so.6 sh m 2 ./cube
 works env RT_COMM=threads sh m 1 ./cube --steps 1
 is 'threads all the same' "$(grep -c '^m: 8 ranks, ' out)" = 1
