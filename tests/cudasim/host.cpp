@@ -296,6 +296,8 @@ MarkRef enqueue_op(CUstream_st *s, Op op)
     op.mark->clock = s->seen;
     if (race_op)
         race_op(op);
+    static uint64_t turn;
+    op.turn = turn++;
     s->tail = op.mark;
     s->queue.push_back(std::move(op));
     return s->tail;
@@ -324,6 +326,9 @@ static bool run_one(Device *d, std::unique_lock<std::mutex> &lock)
     if (ready.empty())
         return false;
     CUstream_st *s = ready[settings().seed ? d->random.below(ready.size()) : 0];
+    for (CUstream_st *t : ready)
+        if (!settings().seed && t->queue.front().turn < s->queue.front().turn)
+            s = t;
     Op &op = s->queue.front();
     if (op.posting) {
         if (!op.posted) {

@@ -12,6 +12,7 @@
  */
 #define CUDASIM_CHECK 1
 #include "sim.h"
+#include <execinfo.h>
 #include <link.h>
 #include <set>
 #include <stdio.h>
@@ -54,7 +55,7 @@ static Who who_now(const Worker *w)
 
 /* ---- operations ---------------------------------------------------------------------------- */
 
-struct OpInfo { uint32_t slot, clock; std::string name; };
+struct OpInfo { uint32_t slot, clock; std::string name; void *callers[8]; int ncallers; };
 enum { CHUNK = 4096 };
 static OpInfo *chunks[1 << 14];
 static uint32_t nops;                           // id 0: none
@@ -65,7 +66,11 @@ void race_op(Op &op)                            // with big_lock held
     OpInfo *&c = chunks[op.id / CHUNK];
     if (!c)
         c = new OpInfo[CHUNK];
-    c[op.id % CHUNK] = { (uint32_t)op.slot, op.clock, op.name };
+    OpInfo &i = c[op.id % CHUNK];
+    i.slot = (uint32_t)op.slot;
+    i.clock = op.clock;
+    i.name = op.name;
+    i.ncallers = backtrace(i.callers, 8);
 }
 
 static const OpInfo &info(uint32_t id) { return chunks[id / CHUNK][id % CHUNK]; }
@@ -96,7 +101,19 @@ static uint32_t short_pc(void *pc)
 }
 
 // "prims.cuh:130 < attention.cu:41": inlined functions, innermost first.
-static std::string lines(std::vector<uint32_t> pcs)
+static bool is_ours(const char *file)
+{
+    static const char *const names[] = {
+        "device.h:", "sim.cpp:", "host.cpp:", "nccl.cpp:", "blas.cpp:", "race.cpp:",
+        "cuda_runtime.h:", "std_function.h:", "invoke.h:", "move.h:", "tuple:"
+    };
+    for (const char *n : names)
+        if (!strncmp(file, n, strlen(n)))
+            return true;
+    return !strchr(file, '.') || strchr(file, '?');
+}
+
+static std::string lines(std::vector<uint32_t> pcs, int most = 8)
 {
     char exe[4096];
     ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
@@ -110,9 +127,7 @@ static std::string lines(std::vector<uint32_t> pcs)
     while (f && fgets(line, sizeof line, f)) {
         line[strcspn(line, " \n")] = 0;
         const char *base = base_name(line);
-        if (!strncmp(base, "device.h:", 9) || !strchr(base, '.') || strchr(base, '?'))
-            continue;                           // the emulator's, the C++ library's
-        if (!strncmp(base, "invoke.h", 8) || !strncmp(base, "move.h", 6))
+        if (is_ours(base) || most-- <= 0)
             continue;
         out += (out.empty() ? "" : " < ") + std::string(base);
     }
@@ -130,6 +145,16 @@ static std::string lines_now(uint32_t pc)
         for (int i = w->now->depth - 1; i >= 1 && i >= w->now->depth - 3; i--)
             pcs.push_back(short_pc(w->now->callers[i & 15]));
     return lines(pcs);
+}
+
+static std::string issued(uint32_t op)
+{
+    const OpInfo &i = info(op);
+    std::vector<uint32_t> pcs;
+    for (int k = 1; k < i.ncallers; k++)
+        if ((uintptr_t)i.callers[k] - image < 0x7fffffff)       // not of a shared library
+            pcs.push_back(short_pc(i.callers[k]));
+    return pcs.empty() ? "" : ", issued at " + lines(pcs, 2);
 }
 
 // Once for each pair of places.
@@ -197,21 +222,26 @@ static std::string place(const void *p)
 static void tell(const Access &x, Conflict c, bool other_wrote, Who other, uint32_t other_op,
                  uint32_t other_pc)
 {
-    if (!first_time(c, x.pc, other_pc))
+    // Operations of libraries have no line of their own: once for each pair of them.
+    if (!first_time(c, x.pc ? x.pc : 0x80000000 + x.op->id,
+                    other_pc ? other_pc : 0x80000000 + other_op))
         return;
     static const char *const missing[] = {
         "", "blocks are never ordered", "no __syncthreads between", "no __syncwarp between",
         "no event orders the streams", "a cp.async into it is not waited for"
     };
-    const char *verb = x.atomic ? "atomic access" : x.write ? "writes" : "reads";
-    std::string s = format("race on %s: %s\n  %s, %s: %s", place(x.at).c_str(), missing[c],
-        sim_worker && sim_worker->now ? where_now().c_str() : x.op->name.c_str(), verb,
-        x.pc ? lines_now(x.pc).c_str() : "");
-    s += format("\n  earlier: %s", info(other_op).name.c_str());
+    const char *verb = x.atomic ? "changes (atomic)" : x.write ? "writes" : "reads";
+    std::string s = format("race on %s: %s\n  %s", place(x.at).c_str(), missing[c],
+        sim_worker && sim_worker->now ? where_now().c_str() : x.op->name.c_str());
+    s += format(" %s", verb) + (x.pc ? ": " + lines_now(x.pc) : "");
+    if (c == STREAMS)
+        s += issued(x.op->id);
+    s += "\n  after " + info(other_op).name;
     if (other != NOBODY)
         s += format(", block %u, thread %u", block_of(other), thread_of(other));
-    s += format(", %s: %s", other_wrote ? "wrote" : "read",
-                other_pc ? lines({ other_pc }).c_str() : "");
+    s += (other_wrote ? " wrote" : " read") + (other_pc ? ": " + lines({ other_pc }) : "");
+    if (c == STREAMS)
+        s += issued(other_op);
     report("%s", s.c_str());
 }
 

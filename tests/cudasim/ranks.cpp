@@ -3,18 +3,21 @@
 #include "cudasim.h"
 #include <stdio.h>
 
-extern int cudasim_rank_main(int argc, char **argv);
+// The linker's --wrap exchanges the names: the program's main is __real_main.
+extern "C" int __real_main(int argc, char **argv);
 
 static thread_local char value[4][16];
 
 static const char *const names[] = { "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE" };
 
-char *cudasim_getenv(const char *name)
+// All calls of getenv come here.
+extern "C" char *__real_getenv(const char *name);
+extern "C" char *__wrap_getenv(const char *name)
 {
     for (int i = 0; i < 4; i++)
         if (!strcmp(name, names[i]) && value[i][0])
             return value[i];
-    return getenv(name);
+    return __real_getenv(name);
 }
 
 struct Args { int argc; char **argv; };
@@ -25,10 +28,10 @@ static int rank_main(int rank, int n, void *arg)
     std::vector<char *> argv(a.argv, a.argv + a.argc + 1);
     for (int i = 0; i < 4; i++)
         snprintf(value[i], sizeof value[i], "%d", i < 2 ? rank : n);
-    return cudasim_rank_main(a.argc, argv.data());
+    return __real_main(a.argc, argv.data());
 }
 
-int main(int argc, char **argv)
+extern "C" int __wrap_main(int argc, char **argv)
 {
     const char *n = getenv("CUDASIM_RANKS");
     Args a = { argc, argv };

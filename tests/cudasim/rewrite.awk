@@ -8,17 +8,6 @@
 
 { text = text $0 "\n" }
 
-# Starting right after an opening bracket at `from`: where its partner is.
-function partner(s, from, open, shut,    depth, i, c) {
-    depth = 1
-    for (i = from; i <= length(s); i++) {
-        c = substr(s, i, 1)
-        if (c == open) depth++
-        else if (c == shut && --depth == 0) return i
-    }
-    return 0
-}
-
 function wrong(what, where) {
     n = gsub(/\n/, "\n", where) + 1
     printf "%s:%d: cudasim: %s\n", FILENAME, n, what > "/dev/stderr"

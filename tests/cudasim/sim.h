@@ -112,6 +112,7 @@ struct Op {
     bool posted = false;
     int device = 0, slot = 0;
     uint32_t clock = 0, id = 0;                 // id: into race.cpp's table
+    uint64_t turn = 0;                          // order of issue
 };
 
 /* ---- streams ------------------------------------------------------------------------- */

@@ -1,4 +1,5 @@
 /* test.h - for the programs of this folder: a check that goes on, and a vector on both sides. */
+#pragma once
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <vector>

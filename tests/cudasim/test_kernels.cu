@@ -255,6 +255,20 @@ __global__ void vectors(uint4 *out, const float4 *in, int n)
         st16(out + 32, ld_nc16(in));
 }
 
+static unsigned bits(float f)
+{
+    unsigned u;
+    memcpy(&u, &f, sizeof u);
+    return u;
+}
+
+static float value(unsigned u)
+{
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
 static void test_vectors()
 {
     Vec<float> in(32 * 4);
@@ -266,10 +280,10 @@ static void test_vectors()
     out.fetch();
     for (int i = 0; i < 32; i++) {
         float x = (i ^ 1) < 20 ? (float)(i ^ 1) * 4 : 0;
-        CHECK(out[i * 4] == (0x40000000u | __float_as_uint(x) >> 16));
-        CHECK(__uint_as_float(out[i * 4 + 3]) == ((i ^ 1) < 20 ? x + 3 : 0));
+        CHECK(out[i * 4] == (0x40000000u | bits(x) >> 16));
+        CHECK(value(out[i * 4 + 3]) == ((i ^ 1) < 20 ? x + 3 : 0));
     }
-    CHECK(__uint_as_float(out[32 * 4 + 1]) == 1.0f);
+    CHECK(value(out[32 * 4 + 1]) == 1.0f);
     CHECK((float)__float2bfloat16_rn(1.00390625f) == 1.0f);       // half way: to even
     CHECK((float)__float2bfloat16_rn(1.01171875f) == 1.015625f);
     CHECK(isnan((float)__float2bfloat16_rn(NAN)));

@@ -10,10 +10,9 @@ int cudasim_ranks(int n, int (*fn)(int rank, int n, void *arg), void *arg);
 
 /*
  * With simcc --ranks a program for one process per GPU becomes one process with
- * CUDASIM_RANKS threads: its main runs in each, and its getenv says RANK, LOCAL_RANK,
+ * CUDASIM_RANKS threads: its main runs in each, and getenv says RANK, LOCAL_RANK,
  * WORLD_SIZE and LOCAL_WORLD_SIZE as a launcher would.
  */
-char *cudasim_getenv(const char *name);
 
 #ifdef __cplusplus
 }
