@@ -322,8 +322,9 @@ attn_dkdv_mma_kernel(AttnSpec s, AttnTiles tiles, const bf16 *q, const bf16 *k, 
     extern __shared__ __align__(16) unsigned char shared_bytes[];
     bf16 *room_k = (bf16 *)shared_bytes, *room_v = room_k + Mma<HEAD>::tile;
     int tid = (int)threadIdx.x, lane = tid % 32, first = tid / 32 % 4 * 16;
-    int c0 = tid / 128 * out16 * 16;                        // the warp's first column
-    int columns = min(out16, (Mma<HEAD>::depth - c0) / 16);
+    constexpr bool split = MmaDkdv<HEAD>::groups > 1;
+    int c0 = split ? tid / 128 * out16 * 16 : 0;           // the warp's first column
+    int columns = split ? min(out16, (Mma<HEAD>::depth - c0) / 16) : out16;
     int kv_head = (int)(blockIdx.x % s.kv_heads), head0 = attn_first_head(s, kv_head);
     const AttnTile tile = tiles.k[tiles.k_order[blockIdx.x / s.kv_heads]];
     int span = tile.last - tile.first, turns = span * (attn_first_head(s, kv_head + 1) - head0);

@@ -2,7 +2,7 @@
  * attention.cu - templates/cuda/attention*.cuh against plain loops in double: forward, both
  * backward kernels, all forms; runs of rows as slices, gathered and balanced orders make them.
  *
- *     tests/cudasim/simcc plain OUT tests/cudasim/kernels/attention.cu    (or asan, check)
+ *     tests/cudasim/kernels/run.sh [plain|asan|check]
  */
 #include "kernels.h"
 #include "attention.cuh"

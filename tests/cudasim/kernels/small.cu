@@ -2,7 +2,7 @@
  * small.cu - the templates that are limited by memory (embedding, loss, optimizer, rotary
  * positions, row pieces, moves) against plain loops in double.
  *
- *     tests/cudasim/simcc plain OUT tests/cudasim/kernels/small.cu    (or asan, check)
+ *     tests/cudasim/kernels/run.sh [plain|asan|check]
  */
 #include "kernels.h"
 #include "embed.cuh"
@@ -12,7 +12,7 @@
 #include "rope.cuh"
 
 extern "C" {
-#include "../../../runtime/random.h"
+#include "random.h"
 }
 
 template <typename S> static double tolerance()
