@@ -400,7 +400,7 @@ static View *view_new(Pipeline *q, int64_t b, SliceProblem *out)
         .microbatches = p->is.batch / p->is.data / b, .separate = true, .time = slice_seconds,
         .arg = v, .nkinds = v->nkinds, .kind_stages = v->kind_count, .candidates = 4,
         /* what will be laid out has its memory checked by partition, exactly */
-        .room = !p->is.refused && !q->on_paper ? NULL
+        .room = q->loose ? NULL
               : room_of(q, (double)b, p->is.batch / p->is.data / b) };
     if (s->slices_kind == SLICES_AUTO && (p->sees_ahead || p->is.stages == 1))
         out->most = 1;                  // without stages slices only cost
@@ -647,20 +647,31 @@ static void report_groups(const Pipeline *q, int64_t batch)
     diag_hint("write chunks = 1, slices = auto, or another microbatch");
 }
 
-static void choose_feed(Pipeline *q)
+static void search_all(Pipeline *q, SliceLack *lack)
 {
-    Plan *p = q->plan;
-    const PlanSpec *s = &p->config->plan;
-    int64_t batch = p->is.batch / p->is.data;
-    SliceLack lack = { .stage = -1 };
+    const PlanSpec *s = &q->plan->config->plan;
+    int64_t batch = q->plan->is.batch / q->plan->is.data;
     if (s->microbatch.set || q->P == 1)
-        search_b(q, s->microbatch.set ? (int64_t)s->microbatch.v : batch, &lack);
+        search_b(q, s->microbatch.set ? (int64_t)s->microbatch.v : batch, lack);
     else
         for (int64_t b = 1; b <= batch && !diag_errors(); b++) {
             if (batch % b == 0)
-                search_b(q, b, &lack);
+                search_b(q, b, lack);
         }
     drop_short_groups(q);
+}
+
+static void choose_feed(Pipeline *q)
+{
+    Plan *p = q->plan;
+    int64_t batch = p->is.batch / p->is.data;
+    SliceLack lack = { .stage = -1 };
+    search_all(q, &lack);
+    if (q->feeds.n == 0 && lack.stage >= 0 && !q->on_paper && !p->is.refused) {
+        q->loose = true;        // what fits is an estimate here: partition knows exactly
+        lack.stage = -1;
+        search_all(q, &lack);
+    }
     if (q->feeds.n == 0) {
         if (lack.stage >= 0)
             report_lack(q, &lack);

@@ -221,6 +221,7 @@ typedef struct {
 typedef struct Pipeline {
     Plan *plan; Cost *cost;
     bool turns_only, blocking, on_paper;
+    bool loose;                     // nothing fits by the estimate: memory is not looked at
     int P, v;
     Stretch *section;              // P*v, in the order of the model
     Feed feed;                      // the chosen one

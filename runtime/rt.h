@@ -311,8 +311,8 @@ RtProgram *rt_program_read(const void *at, size_t bytes, int *nstages);
  * Steps that run elsewhere than on this computer: a program made for GPUs hands over a
  * table of functions. The runtime keeps a copy of the block's persistent part (parameters,
  * gradients, moments) on the host, for first weights and files, and moves it by write
- * and read. One context for each rank; its functions are called on the rank's own thread
- * and return NULL, or a message (the context's own, valid until the next call).
+ * and read. One context for each rank; its functions, but close, are called on the rank's
+ * own thread and return NULL, or a message (the context's own, valid until the next call).
  */
 typedef struct { int32_t axes, rep; uint64_t stages; } RtGroupKey;
 typedef struct { int n, me; const int *rank; } RtDeviceGroup;           // n 0: not a member

@@ -51,11 +51,12 @@ struct Ctx {
     const RtDeviceRank *rank;
     const StageProgram *stage;
     const RtHeader *head;
+    int device;
     char *block, *base[RT_REGIONS];
     cudaStream_t compute;
     cublasHandle_t blas;
     ncclComm_t world, *comm;            // by group; NULL: no member
-    int *group_size, *group_me;
+    int ngroups, *group_size, *group_me;
     CtxRows *rows;
     int32_t **column;
     AttnTiles *tiles; int ntiles;

@@ -29,7 +29,8 @@ inline void take_device(Ctx *c)
         fail(c, "there is no GPU", e != cudaSuccess ? cudaGetErrorString(e) : "none was found");
         return;
     }
-    check(c, "this GPU", cudaSetDevice(c->rank->rank % n));
+    c->device = c->rank->rank % n;
+    check(c, "this GPU", cudaSetDevice(c->device));
 }
 
 inline void take_memory(Ctx *c)
@@ -93,6 +94,7 @@ inline void take_groups(Ctx *c, const Program *p)
     int n = 0;
     while (p->groups[n].axes)
         n++;
+    c->ngroups = n;
     c->comm = (ncclComm_t *)calloc((size_t)n + 1, sizeof *c->comm);
     c->group_me = (int *)calloc((size_t)n + 1, sizeof *c->group_me);
     c->group_size = (int *)calloc((size_t)n + 1, sizeof *c->group_size);
@@ -132,13 +134,14 @@ template <const Program *P> inline const char *device_open(const RtDeviceRank *r
     return c->message[0] ? c->message : NULL;
 }
 
+/* Called when all ranks are done, by one thread for all. */
 inline void device_close(void *ctx)
 {
     Ctx *c = (Ctx *)ctx;
-    int n = 0;
-    for (; c->comm && c->group_size && n < 64 && c->group_size[n]; n++)
-        if (c->comm[n])
-            ncclCommDestroy(c->comm[n]);
+    cudaSetDevice(c->device);
+    for (int i = 0; i < c->ngroups; i++)
+        if (c->comm[i])
+            ncclCommDestroy(c->comm[i]);
     if (c->world)
         ncclCommDestroy(c->world);
     if (c->blas)

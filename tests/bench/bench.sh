@@ -75,6 +75,35 @@ q=$(ours examples/gpt2.tcube --set plan.cube=[2,2,2])
 awk -v p="$p" -v q="$q" 'BEGIN {
     printf "gpt2, 4 x 256 tokens: [1,2,1] %.2f s, [2,2,2] %.2f s, %.2f times\n", p, q, q / p }'
 
+# One sequence's worth in flight: what slices gain, two stages on two cores.
+p=$(ours examples/char.tcube --set plan.pipeline=2 --set plan.microbatch=12 \
+    --set "plan.slices=uniform(1)")
+q=$(ours examples/char.tcube --set plan.pipeline=2 --set plan.microbatch=12 \
+    --set "plan.slices=uniform(4)")
+awk -v p="$p" -v q="$q" 'BEGIN {
+    printf "char, 2 stages, 1 microbatch: whole %.2f s, in 4 slices %.2f s, %.2f times as fast\n",
+        p, q, p / q }'
+
+# Predicted from this machine's own profile, and executed.
+"$T" profile examples/char.tcube -o "$work/here.profile" -q > "$work/out" 2>&1 || cat "$work/out" >&2
+echo "device here { profile = \"$work/here.profile\" }" > "$work/here.tcube"
+printf '%-58s %9s %9s %6s\n' 'a step of char, profiled' predicted executed off
+while read -r args; do
+    set --
+    for a in $args; do set -- "$@" --set "$a"; done
+    p=$("$T" simulate examples/char.tcube "$work/here.tcube" "$@" --json 2> "$work/err" |
+        sed -n 's/.*"step_s": *\([0-9.e+-]*\).*/\1/p' | head -n 1)
+    q=$(ours examples/char.tcube "$@")
+    awk -v what="$args" -v p="${p:-nan}" -v q="$q" 'BEGIN { gsub(/plan\./, "", what)
+        printf "%-58s %7.2f s %7.2f s %+5.0f%%\n", what, p, q, 100 * (p / q - 1) }'
+done <<'W'
+plan.pipeline=2 plan.microbatch=3 plan.slices=uniform(1)
+plan.pipeline=2 plan.microbatch=12 plan.slices=uniform(4)
+plan.pipeline=2 plan.microbatch=4 plan.slices=[96,88,72] plan.schedule=gpipe
+plan.pipeline=3 plan.microbatch=2 plan.slices=uniform(1)
+plan.pipeline=4 model.layers=8 plan.microbatch=3 plan.slices=uniform(2)
+W
+
 seconds() { # best of 5
     for i in 1 2 3 4 5; do
         a=$(date +%s%N); "$@" > /dev/null 2>&1; b=$(date +%s%N); echo $((b - a))
