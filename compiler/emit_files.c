@@ -125,6 +125,25 @@ static void write_plan(const char *dir, const Plan *p)
     close_file(f, dir, "plan.json");
 }
 
+/* What program.cu has no words for yet. */
+static bool can_be_said(const Compile *c)
+{
+    for (int r = 0; r < c->plan->is.stages; r++) {
+        const Plan *p = plan_stage(c->plan, r);
+        for (int i = 0; i < p->insts.n; i++) {
+            const Inst *n = &p->insts.at[i];
+            if (n->kind != I_COLL || n->coll != COLL_ALL_TO_ALL)
+                continue;
+            diag_error(n->loc, "unsupported", "this version's CUDA target has no all-to-all, and "
+                       "the layout of `%s` needs one", n->name);
+            if (c->plan->is.attention == ATT_EXCHANGE)
+                diag_hint("write attention = gather");
+            return false;
+        }
+    }
+    return true;
+}
+
 int command_emit(Compile *c)
 {
     if (c->o->target == NULL || strcmp(c->o->target, "cuda") != 0)
@@ -132,7 +151,7 @@ int command_emit(Compile *c)
     if (c->o->output == NULL)
         die(EXIT_USAGE, "emit needs -o DIR");
     c->workers = CUDA_WORKERS;
-    if (!compile_to(c, "memory"))
+    if (!compile_to(c, "memory") || !can_be_said(c))
         return EXIT_INPUT;
     Emitted *e = emit_program(c->plan);
     if (diag_errors())

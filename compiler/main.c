@@ -55,7 +55,7 @@ static bool needs_paper(const Plan *p)
 bool compile_to(Compile *c, const char *last)
 {
     Plan *p = c->plan = plan_new(c->config);
-    p->is.workers = c->o->threads;
+    p->is.workers = c->workers ? c->workers : c->o->threads;
     for (int i = 0; i < NPASSES; i++) {
         double t = now_s();
         passes[i].run(p);
@@ -162,6 +162,7 @@ static const Command commands[] = {
     { "simulate", command_simulate, "predicted step: stages, slices, times (--trace F)" },
     { "verify", command_verify, "static checks, then a step against the reference" },
     { "run",    command_run,    "train here (--steps --load --save --log --threads --reference)" },
+    { "emit",   command_emit,   "a CUDA program to read and build (--target cuda -o DIR)" },
     { "build",  command_build,  "an executable (--target cpu -o EXE)" },
     { "profile", command_profile, "measure this machine (-o F; --quick; FILE: its turn too)" },
 };
@@ -236,8 +237,8 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
         { "--quick", &o->is_quick, NULL, "profile" },
         { "-d", NULL, &o->dump, NULL },         { "--stop", NULL, &o->stop, NULL },
         { "--explain", NULL, &o->explain, "plan,simulate" },
-        { "--target", NULL, &o->target, "build" },
-        { "-o", NULL, &o->output, "build,profile" },
+        { "--target", NULL, &o->target, "build,emit" },
+        { "-o", NULL, &o->output, "build,emit,profile" },
         { "--load", NULL, &o->load, "run" },    { "--save", NULL, &o->save, "run" },
         { "--resume", NULL, &o->resume, "run" },
         { "--log", NULL, &o->log, "run" },      { "--trace", NULL, &o->trace, "run,simulate" },
@@ -316,7 +317,7 @@ static const Command *find_command(const Options *o)
         if (strcmp(o->command, commands[i].name) == 0)
             return &commands[i];
     }
-    static const char *const later[] = { "tune", "emit" };
+    static const char *const later[] = { "tune" };
     for (size_t i = 0; i < sizeof later / sizeof *later; i++)
         if (strcmp(o->command, later[i]) == 0)
             die(EXIT_USAGE, "this version has no command `%s`", o->command);
