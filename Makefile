@@ -205,7 +205,9 @@ demo:
 # Inputs of tests may look like anything.
 style:
 	@files=$$(find Makefile .ci compiler runtime grammar templates examples tests -type f \
-	    \( -name '*.[chly]' -o -name '*.sh' -o -name '*.py' -o -name '*.tcube' -o -name run \) \
+	    \( -name '*.[chly]' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o \
+	       -name '*.awk' -o -name simcc -o -name '*.sh' -o -name '*.py' \
+	       -o -name '*.tcube' -o -name run \) \
 	    | grep -v '^tests/.*tcube$$'); \
 	bad=$$(grep -nHE '^.{101,}|[[:blank:]]$$' $$files; \
 	  grep -nHP '\t' $$(echo "$$files" | grep -v Makefile)); \

@@ -37,7 +37,7 @@ PRIM unsigned prim_shared(const void *p)        // the address as ld.shared want
 }
 #endif
 
-/* ---- ldmatrix: lane 8m + r names row r of matrix m, 16 bytes, aligned to 16 ------------ */
+/* ---- ldmatrix: lane 8m + r names row r of matrix m, 16 bytes, aligned to 16 ---- */
 
 PRIM void ldmatrix_x1(uint32_t r[1], const void *row PRIM_AT)
 {
@@ -101,7 +101,7 @@ PRIM void ldmatrix_x4_trans(uint32_t r[4], const void *row PRIM_AT)
 #endif
 }
 
-/* ---- mma ------------------------------------------------------------------------------- */
+/* ---- mma ---------------------------------------------------------------- */
 
 // d may be c.
 PRIM void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2], const float c[4] PRIM_AT)
@@ -129,7 +129,7 @@ PRIM uint32_t pack_bf16(float lo, float hi)
 #endif
 }
 
-/* ---- cp.async: there after cp_async_wait and a barrier ------------------------------------ */
+/* ---- cp.async: there after cp_async_wait and a barrier ------------------ */
 
 PRIM void cp_async16(void *dst, const void *src)
 {
@@ -172,7 +172,7 @@ template <int N> PRIM void cp_async_wait()
 #endif
 }
 
-/* ---- 16 bytes at once; p aligned to 16 ------------------------------------------------------ */
+/* ---- 16 bytes at once; p aligned to 16 ---------------------------------- */
 
 // Global memory that no thread writes while the kernel runs; passes L1 by.
 PRIM uint4 ld_nc16(const void *p)

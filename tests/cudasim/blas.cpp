@@ -9,7 +9,7 @@
 #include "cublasLt.h"
 #include "cuda_bf16.h"
 
-/* ---- operands ----------------------------------------------------------------------------- */
+/* ---- operands ----------------------------------------------------------- */
 
 struct Mat {
     char *p;
@@ -67,7 +67,7 @@ static void touch(const Op &op, const Mat &m, size_t batch, bool write)
                    width * s, write);
 }
 
-/* ---- the product ----------------------------------------------------------------------------- */
+/* ---- the product -------------------------------------------------------- */
 
 struct Product {
     Mat a, b, c, d;
@@ -166,7 +166,8 @@ static void run(const Op &op, const Product &q)
 
 static bool shape(const Mat &m, size_t rows, size_t cols)
 {
-    return m.rows == rows && m.cols == cols && m.ld >= std::max<size_t>(1, m.row_major ? cols : rows);
+    size_t width = m.row_major ? cols : rows;
+    return m.rows == rows && m.cols == cols && m.ld >= std::max<size_t>(1, width);
 }
 
 static cublasStatus_t enqueue(const char *who, Product q, cudaStream_t stream)
@@ -209,7 +210,7 @@ static cublasStatus_t enqueue(const char *who, Product q, cudaStream_t stream)
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* ---- cuBLAS -------------------------------------------------------------------------------------- */
+/* ---- cuBLAS ------------------------------------------------------------- */
 
 struct cublasContext {
     cudaStream_t stream = nullptr;
@@ -378,7 +379,7 @@ cublasStatus_t cublasGemmStridedBatchedEx(
                 tb, ldb, stride_b, beta, c, tc, ldc, stride_c, batch, compute);
 }
 
-/* ---- cuBLASLt --------------------------------------------------------------------------------------- */
+/* ---- cuBLASLt ----------------------------------------------------------- */
 
 struct cublasLtContext { int unused; };
 struct cublasLtMatmulDescOpaque {

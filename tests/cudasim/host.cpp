@@ -25,7 +25,7 @@ cudaError_t set_error(cudaError_t e)
     return e;
 }
 
-/* ---- devices -------------------------------------------------------------------------- */
+/* ---- devices ------------------------------------------------------------ */
 
 static int nslots;
 
@@ -59,7 +59,7 @@ Device *current_device()
     return device(my_device);
 }
 
-/* ---- memory ----------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------- */
 
 /*
  * Device memory comes from a range of addresses per device that is used once only, in whole
@@ -231,7 +231,7 @@ static cudaError_t release(void *p, Where where)
     return cudaSuccess;
 }
 
-/* ---- streams ------------------------------------------------------------------------------- */
+/* ---- streams ------------------------------------------------------------ */
 
 void join(Clock &a, const Clock &b)
 {
@@ -395,7 +395,7 @@ static cudaError_t query(const MarkRef &m)
     return cudaSuccess;
 }
 
-/* ---- launches --------------------------------------------------------------------------------- */
+/* ---- launches ----------------------------------------------------------- */
 
 static std::map<const void *, size_t> &smem_limits()
 {
@@ -433,7 +433,7 @@ void cudasim::enqueue(const char *name, const void *fn, dim3 grid, dim3 block, s
     enqueue_op(s, std::move(op));
 }
 
-/* ---- copies -------------------------------------------------------------------------------------- */
+/* ---- copies ------------------------------------------------------------- */
 
 static bool is_device(const void *p)
 {
@@ -507,7 +507,7 @@ static cudaError_t copy(Rows r, cudaMemcpyKind kind, cudaStream_t stream, bool w
     return cudaSuccess;
 }
 
-/* ---- the API ----------------------------------------------------------------------------------------- */
+/* ---- the API ------------------------------------------------------------ */
 
 extern "C" {
 
@@ -708,7 +708,7 @@ cudaError_t cudaMemset(void *dst, int value, size_t n)
     return cudaMemsetAsync(dst, value, n, nullptr);
 }
 
-/* ---- streams and events ---- */
+/* ---- streams and events ------------------------------------------------- */
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
 {
@@ -839,7 +839,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
     return cudaSuccess;
 }
 
-/* ---- attributes of kernels ---- */
+/* ---- attributes of kernels ---------------------------------------------- */
 
 cudaError_t cudasim_func_limit(const void *k, enum cudaFuncAttribute attr, int value)
 {

@@ -25,7 +25,7 @@ static const struct { const char *name; size_t bytes; } types[] = {
     { "uint64", 8 }, { "float16", 2 }, { "float", 4 }, { "double", 8 }, { "bfloat16", 2 }
 };
 
-/* ---- who is there ------------------------------------------------------------------------- */
+/* ---- who is there ------------------------------------------------------- */
 
 static uint64_t happened;                       // counts progress
 struct Rank {                                   // a thread that has taken part
@@ -103,7 +103,7 @@ static void host_wait(std::unique_lock<std::mutex> &lock, const std::string &wha
     r->needs = 0;
 }
 
-/* ---- communicators -------------------------------------------------------------------------- */
+/* ---- communicators ------------------------------------------------------ */
 
 struct Call {
     Kind kind;
@@ -200,7 +200,7 @@ static std::string pending()
     return s;
 }
 
-/* ---- arithmetic --------------------------------------------------------------------------------- */
+/* ---- arithmetic --------------------------------------------------------- */
 
 template <class T> static T combine(T a, T b, ncclRedOp_t op)
 {
@@ -259,7 +259,7 @@ static std::string reduced(const std::vector<Call *> &all, size_t n)
     return out;
 }
 
-/* ---- what a call reads and writes ------------------------------------------------------------------ */
+/* ---- what a call reads and writes --------------------------------------- */
 
 struct Extent { size_t send, recv; };           // elements; 0: not used by this rank
 
@@ -334,7 +334,7 @@ static void perform(const std::vector<Call *> &all)
     }
 }
 
-/* ---- posting: with big_lock held ---------------------------------------------------------------------- */
+/* ---- posting: with big_lock held ---------------------------------------- */
 
 static bool fit(const Call &a, const Call &b)
 {
@@ -406,7 +406,7 @@ bool posting_post(Op &op)
     return posting_done(op);
 }
 
-/* ---- issuing ------------------------------------------------------------------------------------------------ */
+/* ---- issuing ------------------------------------------------------------ */
 
 struct Init { ncclComm_t *out; int nranks; std::string id; int rank; };
 static thread_local int depth;                  // of ncclGroupStart
@@ -570,7 +570,7 @@ ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, n
     return call(RECV, nullptr, recv, count, type, ncclSum, peer, c, s);
 }
 
-/* ---- making and ending communicators ---- */
+/* ---- making and ending communicators ------------------------------------ */
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
@@ -691,7 +691,7 @@ const char *ncclGetErrorString(ncclResult_t r)
     return r >= 0 && r <= ncclInProgress ? text[r] : "unknown result code";
 }
 
-/* ---- rank threads ---- */
+/* ---- rank threads ------------------------------------------------------- */
 
 int cudasim_ranks(int n, int (*fn)(int rank, int n, void *arg), void *arg)
 {

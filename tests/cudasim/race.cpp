@@ -19,7 +19,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* ---- cells ------------------------------------------------------------------------------ */
+/* ---- cells -------------------------------------------------------------- */
 
 /*
  * Who: block 18 bits, barriers passed 14, thread 12, __syncwarps passed 20. The epochs
@@ -53,7 +53,7 @@ static Who who_now(const Worker *w)
            (Who)w->now->id << 20 | (w->now->warp_epoch & 0xfffff);
 }
 
-/* ---- operations ---------------------------------------------------------------------------- */
+/* ---- operations --------------------------------------------------------- */
 
 struct OpInfo { uint32_t slot, clock; std::string name; void *callers[8]; int ncallers; };
 enum { CHUNK = 4096 };
@@ -84,7 +84,7 @@ static bool ordered(uint32_t before, const Op &op)
     return b.slot < c.size() && c[b.slot] >= b.clock;
 }
 
-/* ---- source lines ------------------------------------------------------------------------------ */
+/* ---- source lines ------------------------------------------------------- */
 
 static uintptr_t image;                         // where the program was loaded
 static int first_object(struct dl_phdr_info *i, size_t, void *)
@@ -166,7 +166,7 @@ static bool first_time(int kind, uint32_t a, uint32_t b)
     return seen.insert({ kind, std::min(a, b), std::max(a, b) }).second;
 }
 
-/* ---- the rules --------------------------------------------------------------------------------- */
+/* ---- the rules ---------------------------------------------------------- */
 
 enum Conflict { NONE, BLOCKS, WARPS, LANES, STREAMS, IN_FLIGHT };
 
@@ -347,7 +347,7 @@ static void touch_cells(Cell *first, const char *base, Access &x, size_t bytes)
     }
 }
 
-/* ---- memory ------------------------------------------------------------------------------------ */
+/* ---- memory ------------------------------------------------------------- */
 
 static void *shadow_for(size_t bytes)
 {
@@ -528,7 +528,7 @@ void fence() { fences.fenced = true; }
 
 }
 
-/* ---- what -fsanitize=thread calls ------------------------------------------------------------- */
+/* ---- what -fsanitize=thread calls --------------------------------------- */
 
 #define PC __builtin_return_address(0)
 extern "C" {

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The emulator's own tests. test_*.cu must be right; bugs/*.cu hold a planted bug each, under
-# #ifdef BUG, and are correct without it. The second line's comment says who must see the bug:
-#   // catch: BUILD "PATTERN"; BUILD        PATTERN: in what it prints; else a wrong result
+# #ifdef BUG, and are correct without it. Comments at their head say who must see the bug:
+#   // catch: BUILD "PATTERN"       PATTERN: in what it prints; without: a wrong result
 # Without BUG no build, order or seed may complain. All programs of a build are compiled as
 # one. ALL=1: every order with every seed. Ends with "N passed, N failed, N skipped".
 here=$(cd "$(dirname "$0")" && pwd) top=$(cd "$(dirname "$0")/../.." && pwd)
@@ -108,7 +108,7 @@ for file in $tests $bugs; do
     for mode in plain asan check; do right $mode "$(basename "$file" .cu)"; done
 done
 for file in $bugs; do
-    sed -n '1s,^// catch: ,,p' "$file" | tr ';' '\n' | sed 's/^ *//' > "$bin/expected"
+    sed -n 's,^// catch: ,,p' "$file" > "$bin/expected"
     while read -r mode pattern; do
         pattern=${pattern#\"}
         caught "$(basename "$file" .cu)" "$mode" "${pattern%\"}"

@@ -22,7 +22,7 @@
 __thread cudasim::Thread *cudasim_self;
 __thread Worker *sim_worker;
 
-/* ---- settings and reports ------------------------------------------------------- */
+/* ---- settings and reports ----------------------------------------------- */
 
 static long env(const char *name, long otherwise)
 {
@@ -128,7 +128,7 @@ std::string where_now()
 extern "C" const char *__asan_default_options() { return "detect_leaks=0"; }
 #endif
 
-/* ---- switching ------------------------------------------------------------------- */
+/* ---- switching ---------------------------------------------------------- */
 
 #if defined(__x86_64__)
 // Saves what a callee must keep, exchanges stacks, restores.
@@ -170,7 +170,7 @@ static void *first_frame(char *low, char *high, void (*entry)())
 }
 #endif
 
-/* ---- workers ---------------------------------------------------------------------- */
+/* ---- workers ------------------------------------------------------------ */
 
 // Stacks are staggered: all at one offset of a page would share few cache sets.
 static char *new_stack()
@@ -196,7 +196,7 @@ static Worker *this_worker()
     return mine;
 }
 
-/* ---- threads of a block -------------------------------------------------------------- */
+/* ---- threads of a block ------------------------------------------------- */
 
 static void to_scheduler(Worker *w)
 {
@@ -390,7 +390,7 @@ static void run_block(Worker *w, uint3 index)
     }
 }
 
-/* ---- blocks of a kernel ---------------------------------------------------------------- */
+/* ---- blocks of a kernel ------------------------------------------------- */
 
 struct Job {
     const Kernel *kernel;
@@ -526,7 +526,7 @@ static void crashed(int sig, siginfo_t *info, void *)
     fatal("wrong address %p (%s) in %s", (void *)p, describe(p).c_str(), where_now().c_str());
 }
 
-/* ---- what kernels call --------------------------------------------------------------- */
+/* ---- what kernels call -------------------------------------------------- */
 
 static Worker *in_kernel(const char *what)
 {

@@ -23,13 +23,11 @@
 #include <string>
 #include <vector>
 
-#if defined(__SANITIZE_ADDRESS__)
-#define SIM_ASAN 1
-#else
+#ifndef SIM_ASAN                // for programs compiled with -fsanitize=address: sim.cpp, host.cpp
 #define SIM_ASAN 0
 #endif
 
-/* ---- settings, from the environment ------------------------------------------- */
+/* ---- settings, from the environment ------------------------------------- */
 
 enum Order { ASCENDING, DESCENDING, RANDOM };
 struct Settings {
@@ -54,7 +52,7 @@ struct Random {             // splitmix64
     uint64_t below(uint64_t n) { return next() % n; }
 };
 
-/* ---- reports -------------------------------------------------------------------- */
+/* ---- reports ------------------------------------------------------------ */
 
 enum { EXIT_REPORTED = 66, EXIT_STUCK = 67 };
 
@@ -65,7 +63,7 @@ void report(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 std::string format(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 const char *base_name(const char *path);
 
-/* ---- memory ---------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------- */
 
 enum Where { ON_DEVICE, PINNED };
 struct Alloc {
@@ -89,7 +87,7 @@ struct Region { char *low, *high; };
 extern Region sim_region[256];                  // where cudaMalloc and cudaMallocHost allocate
 extern int sim_nregions;
 
-/* ---- clocks: what has happened before what ------------------------------------------ */
+/* ---- clocks: what has happened before what ------------------------------ */
 
 typedef std::vector<uint32_t> Clock;            // by stream slot
 void join(Clock &a, const Clock &b);
@@ -115,7 +113,7 @@ struct Op {
     uint64_t turn = 0;                          // order of issue
 };
 
-/* ---- streams ------------------------------------------------------------------------- */
+/* ---- streams ------------------------------------------------------------ */
 
 struct CUstream_st {
     int device, slot;
@@ -157,7 +155,7 @@ bool posting_done(const Op &op);
 void wait_for_progress(std::unique_lock<std::mutex> &lock);  // finds deadlocks
 void progress_made();
 
-/* ---- kernels --------------------------------------------------------------------------- */
+/* ---- kernels ------------------------------------------------------------ */
 
 struct Kernel {
     std::string name;
@@ -217,7 +215,7 @@ extern __thread Worker *sim_worker;             // null outside kernels
 std::string where_now();
 void finish_copies(Fiber *f, int groups_left);
 
-/* ---- the check build ---------------------------------------------------------------------- */
+/* ---- the check build ---------------------------------------------------- */
 
 #define WEAK __attribute__((weak))
 WEAK void race_op(Op &op);                                  // gives it an id

@@ -3,7 +3,7 @@
 #include "test.h"
 #include "prims.cuh"
 
-/* ---- indices, shared memory, barriers -------------------------------------------------- */
+/* ---- indices, shared memory, barriers ----------------------------------- */
 
 __global__ void indices(int *out)
 {
@@ -81,7 +81,7 @@ __global__ void votes(int *out)
     out[t] = n * 100 + any * 10 + all + (b == (t < 32 ? 0xaaaaaa8au : 0xaaaaaaaau) ? 1000 : 0);
 }
 
-/* ---- warps ---------------------------------------------------------------------------------- */
+/* ---- warps -------------------------------------------------------------- */
 
 __global__ void shuffles(float *sum, int *up, double *half)
 {
@@ -121,7 +121,7 @@ static void test_warps()
     }
 }
 
-/* ---- atomics ------------------------------------------------------------------------------------ */
+/* ---- atomics ------------------------------------------------------------ */
 
 __global__ void count(int *n, float *f, double *d, unsigned long long *u, int *lock, int *top)
 {
@@ -149,7 +149,7 @@ static void test_atomics()
     CHECK(f[0] == 512.0f && d[0] == 256.0 && u[0] == 3072);
 }
 
-/* ---- ldmatrix, mma, cp.async: a 32 x 16 product over k = 64 ---------------------------------------- */
+/* ---- ldmatrix, mma, cp.async: a 32 x 16 product over k = 64 ------------- */
 
 enum { M = 32, N = 16, K = 64 };
 
@@ -238,7 +238,7 @@ static void test_mma()
         }
 }
 
-/* ---- vectors, bf16, zero fill ---------------------------------------------------------------------- */
+/* ---- vectors, bf16, zero fill ------------------------------------------- */
 
 __global__ void vectors(uint4 *out, const float4 *in, int n)
 {
@@ -289,7 +289,7 @@ static void test_vectors()
     CHECK(isnan((float)__float2bfloat16_rn(NAN)));
 }
 
-/* ---- errors ------------------------------------------------------------------------------------------ */
+/* ---- errors ------------------------------------------------------------- */
 
 static void test_errors()
 {

@@ -8,7 +8,7 @@
 #include "sim.h"
 #include "cuda_bf16.h"
 
-/* ---- votes, shuffles, __syncwarp ---------------------------------------------------- */
+/* ---- votes, shuffles, __syncwarp ---------------------------------------- */
 
 struct VoteArg { cudasim::Vote kind; int predicate; unsigned result; };
 
@@ -85,7 +85,7 @@ void warp_barrier(unsigned mask, const char *file, int line)
 
 }
 
-/* ---- ldmatrix ------------------------------------------------------------------------ */
+/* ---- ldmatrix ----------------------------------------------------------- */
 
 /*
  * ldmatrix.m8n8.xN.b16: lane 8m + r names row r of matrix m (8 elements of 2 bytes); lane i
@@ -118,7 +118,7 @@ static void do_ldmatrix(void **args, unsigned lanes)
     }
 }
 
-/* ---- mma ------------------------------------------------------------------------------ */
+/* ---- mma ---------------------------------------------------------------- */
 
 /*
  * mma.m16n8k16, bf16 to f32; with g = lane / 4 and t = lane % 4:
@@ -159,7 +159,7 @@ static void do_mma(void **args, unsigned lanes)
     }
 }
 
-/* ---- cp.async --------------------------------------------------------------------------- */
+/* ---- cp.async ----------------------------------------------------------- */
 
 // As late as allowed: at the wait that asks for them, or at the thread's end.
 void finish_copies(Fiber *f, int groups_left)

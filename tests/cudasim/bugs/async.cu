@@ -1,4 +1,5 @@
-// catch: check "cp.async into it is not waited for"; plain
+// catch: check "cp.async into it is not waited for"
+// catch: plain
 // The wait for cp.async is missing: there is a barrier, but nothing has arrived.
 #include "../test.h"
 #include "prims.cuh"

@@ -1,4 +1,5 @@
-// catch: check "no __syncthreads between"; plain
+// catch: check "no __syncthreads between"
+// catch: plain
 // A producer's barrier is missing: threads read what their neighbours write.
 #include "../test.h"
 

@@ -1,4 +1,5 @@
-// catch: check "blocks are never ordered"; plain
+// catch: check "blocks are never ordered"
+// catch: plain
 // A block reads what another block of the same kernel writes.
 #include "../test.h"
 

@@ -1,4 +1,6 @@
-// catch: check "out of bounds"; asan "heap-buffer-overflow"; plain "past the end"
+// catch: check "out of bounds"
+// catch: asan "heap-buffer-overflow"
+// catch: plain "past the end"
 // One element is stored behind the last row.
 #include "../test.h"
 

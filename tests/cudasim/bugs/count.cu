@@ -1,4 +1,6 @@
-// catch: plain "rank . calls AllReduce of 6[34] float"; asan "calls AllReduce"; check "calls AllReduce"
+// catch: plain "rank . calls AllReduce of 6[34] float"
+// catch: asan "calls AllReduce"
+// catch: check "calls AllReduce"
 // Ranks disagree about the length of a collective.
 #include "../test.h"
 #include "cudasim.h"

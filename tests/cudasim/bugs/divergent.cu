@@ -1,4 +1,6 @@
-// catch: plain "divergent barrier"; check "divergent barrier"; asan "divergent barrier"
+// catch: plain "divergent barrier"
+// catch: check "divergent barrier"
+// catch: asan "divergent barrier"
 // Half of the block waits at another barrier.
 #include "../test.h"
 

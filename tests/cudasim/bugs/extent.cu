@@ -1,4 +1,6 @@
-// catch: plain "ends too early"; asan "ends too early"; check "ends too early"
+// catch: plain "ends too early"
+// catch: asan "ends too early"
+// catch: check "ends too early"
 // A gathered buffer has no room for all ranks.
 #include "../test.h"
 #include "cudasim.h"

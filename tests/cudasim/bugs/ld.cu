@@ -1,4 +1,6 @@
-// catch: plain "cublasSgemm: C"; asan "cublasSgemm: C"; check "cublasSgemm: C"
+// catch: plain "cublasSgemm: C"
+// catch: asan "cublasSgemm: C"
+// catch: check "cublasSgemm: C"
 // A leading dimension that takes the product past the end of its buffer.
 #include "../test.h"
 #include "cublas_v2.h"

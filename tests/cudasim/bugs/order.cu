@@ -1,4 +1,4 @@
-// catch: plain "calls ReduceScatter of 32 float.*calls AllGather|calls AllGather.*calls ReduceScatter of 32"
+// catch: plain "rank . calls (ReduceScatter|AllGather) .*calls (ReduceScatter|AllGather)"
 // Two collectives in another order on one rank.
 #include "../test.h"
 #include "cudasim.h"

@@ -1,4 +1,5 @@
-// catch: plain; asan
+// catch: plain
+// catch: asan
 // The host reads pinned memory before the copy into it is waited for.
 #include "../test.h"
 

@@ -1,4 +1,5 @@
-// catch: check "no __syncthreads between"; plain
+// catch: check "no __syncthreads between"
+// catch: plain
 // A buffer is filled again before everybody has read it.
 #include "../test.h"
 

@@ -1,4 +1,5 @@
-// catch: check "past the end of shared"; asan "heap-buffer-overflow"
+// catch: check "past the end of shared"
+// catch: asan "heap-buffer-overflow"
 // A row of shared memory is read one element too far; the value is not used.
 #include "../test.h"
 

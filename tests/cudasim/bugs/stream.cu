@@ -1,4 +1,5 @@
-// catch: check "no event orders the streams"; plain
+// catch: check "no event orders the streams"
+// catch: plain
 // A second stream reads a buffer without waiting for the first.
 #include "../test.h"
 

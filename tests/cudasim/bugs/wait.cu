@@ -1,4 +1,5 @@
-// catch: plain; check "no event orders the streams"
+// catch: plain
+// catch: check "no event orders the streams"
 // A collective's stream does not wait for the product that it sums up.
 #include "../test.h"
 #include "cublas_v2.h"

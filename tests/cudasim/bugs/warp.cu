@@ -1,4 +1,5 @@
-// catch: check "no __syncwarp between"; plain
+// catch: check "no __syncwarp between"
+// catch: plain
 // Lanes exchange through shared memory without __syncwarp.
 #include "../test.h"
 

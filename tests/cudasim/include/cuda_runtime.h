@@ -28,7 +28,7 @@ extern "C" {
 #define CUDASIM_DEFAULT(x)
 #endif
 
-/* ---- types ----------------------------------------------------------------- */
+/* ---- types -------------------------------------------------------------- */
 
 typedef enum cudaError {
     cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2,
@@ -104,7 +104,7 @@ typedef struct cudaFuncAttributes cudaFuncAttributes;
 typedef enum cudaMemcpyKind cudaMemcpyKind;
 #endif
 
-/* ---- errors, devices --------------------------------------------------------- */
+/* ---- errors, devices ---------------------------------------------------- */
 
 const char *cudaGetErrorString(cudaError_t e);
 const char *cudaGetErrorName(cudaError_t e);
@@ -121,7 +121,7 @@ cudaError_t cudaDeviceGetPCIBusId(char *id, int len, int device);
 cudaError_t cudaDriverGetVersion(int *v);
 cudaError_t cudaRuntimeGetVersion(int *v);
 
-/* ---- memory ------------------------------------------------------------------ */
+/* ---- memory ------------------------------------------------------------- */
 
 cudaError_t cudaMalloc(void **p, size_t bytes);
 cudaError_t cudaFree(void *p);
@@ -141,7 +141,7 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dpitch, const void *src, size_t 
 cudaError_t cudaMemset(void *dst, int value, size_t n);
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t n, cudaStream_t s CUDASIM_DEFAULT(0));
 
-/* ---- streams and events -------------------------------------------------------- */
+/* ---- streams and events ------------------------------------------------- */
 
 cudaError_t cudaStreamCreate(cudaStream_t *s);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags);
@@ -160,7 +160,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end);
 cudaError_t cudaEventDestroy(cudaEvent_t e);
 cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void *arg);
 
-/* ---- kernels, from C as well ----------------------------------------------------- */
+/* ---- kernels, from C as well -------------------------------------------- */
 
 cudaError_t cudasim_func_limit(const void *k, enum cudaFuncAttribute attr, int value);
 cudaError_t cudasim_func_attributes(struct cudaFuncAttributes *a, const void *k);

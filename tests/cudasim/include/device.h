@@ -19,7 +19,7 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 
-/* ---- vector types ------------------------------------------------------------ */
+/* ---- vector types ------------------------------------------------------- */
 
 #define CUDASIM_VEC(T, N, A2, A4) \
     struct N##1 { T x; }; \
@@ -48,7 +48,7 @@ struct dim3 {
     constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
 };
 
-/* ---- threads and launches ------------------------------------------------------ */
+/* ---- threads and launches ----------------------------------------------- */
 
 namespace cudasim {
 
@@ -141,7 +141,7 @@ extern __thread cudasim::Thread *cudasim_self;              // null on the host
 #define gridDim (cudasim_self->block->grid)
 static const int warpSize = 32;
 
-/* ---- barriers and warp operations ------------------------------------------------ */
+/* ---- barriers and warp operations --------------------------------------- */
 
 #define CUDASIM_AT const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
@@ -201,7 +201,7 @@ static inline void __threadfence_block() { __atomic_signal_fence(__ATOMIC_SEQ_CS
 static inline void __nanosleep(unsigned) {}
 static inline void __trap(CUDASIM_AT) { cudasim::trap(file, line); }
 
-/* ---- atomics: blocks run on several OS threads ------------------------------------ */
+/* ---- atomics: blocks run on several OS threads -------------------------- */
 
 #define CUDASIM_NOTSAN __attribute__((no_sanitize("thread")))
 
@@ -255,7 +255,7 @@ CUDASIM_NOTSAN static inline unsigned atomicInc(unsigned *p, unsigned top)
 #undef CUDASIM_ATOMIC
 #undef CUDASIM_INTEGERS
 
-/* ---- intrinsics -------------------------------------------------------------------- */
+/* ---- intrinsics --------------------------------------------------------- */
 
 // glibc declares some of these names: macros, not functions.
 #define __expf(x) expf(x)
@@ -354,7 +354,7 @@ static inline double min(double a, double b) { return fmin(a, b); }
 static inline double max(double a, double b) { return fmax(a, b); }
 #undef CUDASIM_MINMAX
 
-/* ---- the C++ side of the host API ------------------------------------------------------ */
+/* ---- the C++ side of the host API --------------------------------------- */
 
 template <class T> static inline cudaError_t cudaMalloc(T **p, size_t n)
 {
