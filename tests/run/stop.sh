@@ -5,13 +5,16 @@
 many='--set train.steps=1000000 --set plan.cube=[1,2,1]'
 works "$t" build "$M" $D $many --target cpu -o exe
 every='train.checkpoint=every(1,"ck")'
+# until_so COMMAND...: waits for it to succeed, a minute at most
+until_so() { k=0; until "$@" 2> /dev/null || [ $((k += 1)) -gt 1200 ]; do sleep 0.05; done; }
+two_steps() { [ "$(grep -c '^{"step"' l)" -ge 2 ]; }
 newest() { head -n 1 "$1/latest" | sed 's/step-0*//'; }
 
 # Signals. The step that runs is finished; what is in the checkpoint is what --save writes.
 for sig in TERM INT USR1; do
     rm -rf ck
     ./exe -q --set 'train.checkpoint=every(1000000,"ck")' --log l --save w 2> err & pid=$!
-    until [ "$(grep -c '^{"step"' l 2> /dev/null)" -ge 2 ]; do sleep 0.05; done 2> /dev/null
+    until_so two_steps
     kill -$sig $pid; wait $pid; got=$?
     is "status 0 after SIG$sig" $got = 0
     last=$(figures l step | tail -n 1)
@@ -20,7 +23,7 @@ for sig in TERM INT USR1; do
     rm -f l
 done
 ./exe -q --set 'train.checkpoint=every(1000000,"ck")' --log l 2> err & pid=$!
-until [ "$(grep -c '^{"step"' l 2> /dev/null)" -ge 2 ]; do sleep 0.05; done 2> /dev/null
+until_so two_steps
 kill -TERM $pid; wait $pid
 is 'a note names the step' \
     "$(grep -c "a signal ends the run after step $(figures l step | tail -n 1)" err)" = 1
@@ -29,7 +32,7 @@ rm -f l
 # A second signal does not wait for the end of the step: 100000 batches of validation.
 rm -rf ck
 ./exe -q --set "$every" --set "train.validate=every(1,100000,\"$WORK/d.txt\")" --log l 2> err & pid=$!
-until [ -e ck/latest ]; do sleep 0.05; done
+until_so test -e ck/latest
 kill -TERM $pid; sleep 0.2; kill -INT $pid; wait $pid; got=$?
 is 'a second signal' $got -gt 128
 works ./exe -q --resume ck --steps 2
@@ -58,7 +61,7 @@ is 'an earlier run is told' "$(grep -c 'has checkpoints of an earlier run' err)"
 
 # Two runs, one folder.
 rm -rf ck l; ./exe -q --set "$every" 2> err2 & pid=$!
-until [ -e ck/latest ]; do sleep 0.05; done
+until_so test -e ck/latest
 fails 4 'ck: error: another run writes its checkpoints there' ./exe -q --set "$every"
 kill -TERM $pid; wait $pid
 
