@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <thread>
 #include <unistd.h>
-#if !defined(__x86_64__)
+#if !defined(__x86_64__) || defined(SIM_UCONTEXT)
 #include <ucontext.h>
 #endif
 
@@ -130,7 +130,7 @@ extern "C" const char *__asan_default_options() { return "detect_leaks=0"; }
 
 /* ---- switching ---------------------------------------------------------- */
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(SIM_UCONTEXT)
 // Saves what a callee must keep, exchanges stacks, restores.
 extern "C" void cudasim_switch(void **save, void *load);
 asm(".text\n.p2align 4\n.globl cudasim_switch\n.type cudasim_switch,@function\n"
