@@ -65,14 +65,17 @@ __device__ __forceinline__ void mma_fetch(bf16 *to, const bf16 *p, int64_t ld, c
                                           int head)
 {
     constexpr int pieces = Mma<HEAD>::depth / 8;            // of 16 bytes in a row
-    const bf16 *from = p + (int64_t)t.row * ld + (int64_t)head * HEAD;
-#pragma unroll 4
-    for (int i = (int)threadIdx.x; i < ATTN_TILE * pieces; i += THREADS) {
-        int row = i / pieces, d = i % pieces * 8;
-        bool exists = row < t.n && d < HEAD;
-        cp_async16_or_zero(to + row * Mma<HEAD>::ld + d, exists ? from + row * ld + d : from,
-                           exists);
-    }
+    constexpr int across = pieces < 8 ? 4 : 8, rows = THREADS / across;
+    int row = (int)threadIdx.x / across, piece = (int)threadIdx.x % across;
+    const bf16 *from = p + (int64_t)(t.row + row) * ld + (int64_t)head * HEAD + piece * 8;
+    to += row * Mma<HEAD>::ld + piece * 8;
+#pragma unroll
+    for (int i = 0; i < ATTN_TILE; i += rows)
+#pragma unroll
+        for (int c = 0; c < pieces; c += across)
+            if (c + across <= pieces || c + piece < pieces)         // guard
+                cp_async16_or_zero(to + i * Mma<HEAD>::ld + c * 8, from + i * ld + c * 8,
+                                   row + i < t.n && (c + piece) * 8 < HEAD);
 }
 
 /* c[16][N] = a b^T over the features; a: 16 rows, b: N rows of tiles in shared memory. */

@@ -123,7 +123,8 @@ template <typename S, int HEAD> static void test(const Case &c)
     test_what = c.name;
     Matrix<S> q(nq, wq, lq), k(nk, wk, lk), v(nk, wk, lk), o(nq, wq, lq), go(nq, wq, lq);
     Matrix<S> dq(nq, wq, lq);
-    Matrix<R> lse(nq, c.heads, c.heads), dk(nk, wk, lk), dv(nk, wk, lk), delta(nq, c.heads, c.heads);
+    Matrix<R> lse(nq, c.heads, c.heads), delta(nq, c.heads, c.heads);
+    Matrix<R> dk(nk, wk, lk), dv(nk, wk, lk);
     q.random(1, 1.5);
     k.random(2, 1.5);
     v.random(3, 1);
@@ -184,9 +185,12 @@ int main()
     // balanced: chunks from both ends, a window, a cap, a sequence that has no queries here
     Case balanced = { "balanced", { { 0, 20, 0, 20 }, { 20, 20, 0, 140 } },
                       { { 0, 160, 0, 0 }, { 160, 40, 1, 0 } }, 4, 2, true, 50, 0.2, 2.0, false, 8 };
-    Case both = { "both ways", { { 0, 70, 0, 0 } }, { { 0, 70, 0, 0 } }, 2, 1, false, 0, 0.3, 0, false, 0 };
-    Case blind = { "blind", { { 0, 5, 0, 0 }, { 5, 10, 1, 0 } }, { { 0, 9, 1, 0 } }, 1, 1, true, 0, 1, 0, false, 0 };
-    Case whole = { "whole tiles", { { 0, 192, 0, 0 } }, { { 0, 192, 0, 0 } }, 1, 1, true, 80, 0.2, 0, false, 0 };
+    Case both = { "both ways", { { 0, 70, 0, 0 } }, { { 0, 70, 0, 0 } }, 2, 1, false, 0, 0.3, 0,
+                  false, 0 };
+    Case blind = { "blind", { { 0, 5, 0, 0 }, { 5, 10, 1, 0 } }, { { 0, 9, 1, 0 } }, 1, 1, true, 0,
+                   1, 0, false, 0 };
+    Case whole = { "whole tiles", { { 0, 192, 0, 0 } }, { { 0, 192, 0, 0 } }, 1, 1, true, 80,
+                   0.2, 0, false, 0 };
     test<float, 16>(one);
     test<float, 20>(slice);
     test<float, 33>(balanced);

@@ -17,7 +17,8 @@ for test in "$here"/*.cu; do
             -newer "$prog" 2>&1 | head -n 1)" ] &&
             ! "$here/../simcc" "$mode" "$prog" "$test" -I"$top/runtime" "$bin/random.o" \
             > "$bin/out" 2>&1; then
-            failed=$((failed + 1)); echo "FAIL $name, $mode: does not compile"; head -n 20 "$bin/out"
+            failed=$((failed + 1)); echo "FAIL $name, $mode: does not compile"
+            head -n 20 "$bin/out"
         elif ! timeout 300 "$prog" > "$bin/out" 2>&1; then
             failed=$((failed + 1)); echo "FAIL $name, $mode"; head -n 20 "$bin/out"
         else

@@ -29,7 +29,7 @@ static std::vector<int> some_ids(int n, int limit, int seed)
     return ids;
 }
 
-/* ---- embedding --------------------------------------------------------------------------- */
+/* ---- embedding ---------------------------------------------------------------------- */
 
 template <typename E, typename Y> static void test_embed(int rows, int cols, int pad)
 {
@@ -47,7 +47,8 @@ template <typename E, typename Y> static void test_embed(int rows, int cols, int
             int row = ids[(size_t)r] - base;
             want.push_back(row >= 0 && row < brows ? e[(size_t)(row * cols + c)] : 0);
         }
-    OK((embed_forward<E, Y>(table.dev, table.ld, ids.dev, base, brows, y.dev, y.ld, rows, cols, 0)));
+    OK((embed_forward<E, Y>(table.dev, table.ld, ids.dev, base, brows, y.dev, y.ld, rows, cols,
+                            0)));
     y.compare("y", want, sizeof(Y) < sizeof(E) ? 1e-2 : 0);
     y.random(3, 1);
     std::vector<double> dy = y.values();
@@ -70,7 +71,7 @@ template <typename E, typename Y> static void test_embed(int rows, int cols, int
         test_failures += x != 0;
 }
 
-/* ---- cross entropy ------------------------------------------------------------------------- */
+/* ---- cross entropy -------------------------------------------------------------------- */
 
 /* `parts` ranks that have the columns of `vocab` evenly, the last ones beyond it. */
 template <typename S> static void test_loss(int rows, int vocab, int parts, int cols, int pad)
@@ -89,7 +90,7 @@ template <typename S> static void test_loss(int rows, int vocab, int parts, int 
     Array<double> row_loss((size_t)rows), total(std::vector<double>{ 2.0 });
     for (int p = 0; p < parts; p++) {
         logits.push_back(new Matrix<S>(rows, cols, cols + pad));
-        logits.back()->random(10 + p, 8);
+        logits.back()->random(10 + p, p == 1 ? 120 : 8);    // sums of parts differ widely
         l.push_back(logits.back()->values());
         OK(ce_stat(logits.back()->dev, cols + pad, rows, cols, targets.dev, p * cols, vocab,
                    gathered.dev + p * rows * 3, 0));
@@ -126,7 +127,7 @@ template <typename S> static void test_loss(int rows, int vocab, int parts, int 
     }
 }
 
-/* ---- optimizer ------------------------------------------------------------------------------ */
+/* ---- optimizer ------------------------------------------------------------------------- */
 
 template <typename R> static void test_optimizer(bool adam, bool copied, int shift)
 {
@@ -189,7 +190,7 @@ template <typename R> static void test_optimizer(bool adam, bool copied, int shi
     copy.compare("copy", wc, 1e-2);
 }
 
-/* ---- rotary positions ------------------------------------------------------------------------ */
+/* ---- rotary positions ------------------------------------------------------------------- */
 
 template <typename X, typename Y>
 static void test_rope(int rows, int heads, int hd, int rotary, bool interleaved, bool inverse,
@@ -222,7 +223,7 @@ static void test_rope(int rows, int heads, int hd, int rotary, bool interleaved,
     y.compare("y", want, fmax(tolerance<X>(), tolerance<Y>()));
 }
 
-/* ---- pieces of row programs ------------------------------------------------------------------- */
+/* ---- pieces of row programs -------------------------------------------------------------- */
 
 constexpr int ROW_LOADS = 3;
 
@@ -318,7 +319,7 @@ template <typename S, int T> static void test_rows(int rows, int width, int leng
     }
 }
 
-/* ---- moves -------------------------------------------------------------------------------------- */
+/* ---- moves --------------------------------------------------------------------------------- */
 
 template <typename A, typename B> static void test_copy(int rows, int cols, int pad, bool add)
 {
@@ -428,6 +429,8 @@ int main()
     test_loss<double>(3, 11, 1, 16, 0);
     test_loss<bf16>(5, 9, 2, 5, 1);
     test_loss<float>(3, 1030, 4, 320, 0);       // the last rank has columns beyond the vocabulary
+    test_loss<float>(4, 10, 2, 6, 2);           // a tail behind whole accesses
+    test_loss<bf16>(3, 19, 1, 26, 6);
     test_optimizer<float>(true, true, 0);
     test_optimizer<float>(true, false, 3);
     test_optimizer<double>(true, false, 0);
