@@ -586,7 +586,7 @@ static void passes(Emit *m)
         const Func *f = &p->funcs.at[c->func];
         RtPass r = { .kind = (int32_t)c->step.kind, .first = f->first, .last = f->end,
                      .microbatch = c->step.microbatch, .slice = c->step.slice,
-                     .chunk = c->step.chunk, .again = c->again };
+                     .chunk = c->step.chunk, .again = c->again, .func = c->func };
         for (int k = 0; k < REGIONS; k++)
             r.region[k] = c->region[k];
         vec_add(&m->e->passes, r);

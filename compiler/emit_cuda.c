@@ -42,6 +42,7 @@ typedef struct {
     Map *known, *names;             // texts of pieces; names taken
     VEC(RunText) texts;
     Map *arrays;                    // offsets of a stage's function, as text -> its name
+    Map *bodies; VEC(const char *) functions;   // functions and tables by their text
     Numbers refs;                   // of the piece being written
     int *aligned;                   // by kernel: elements its operands are aligned to
     CudaRows *how;                  // by kernel
@@ -241,6 +242,12 @@ static void collective(Cuda *m, Text *t, const RtStep *s)
     }
 }
 
+/* With two stages both neighbours are the same one. */
+static const char *neighbour(const Cuda *m, const RtStep *s)
+{
+    return s->peer == (m->stage + 1) % m->e->nstages ? "NEXT_STAGE" : "PREVIOUS_STAGE";
+}
+
 static void plain(Cuda *m, Text *t, const RtStep *s)
 {
     switch ((RtStepKind)s->kind) {
@@ -263,11 +270,11 @@ static void plain(Cuda *m, Text *t, const RtStep *s)
         text_add(t, "    zero(c, %s, %" PRId64 ", %s);\n", at(m, &s->c), s->count, again(s));
         break;
     case RT_SEND:
-        text_add(t, "    send(c, %d, %s, %" PRId64 ");\n", s->peer, at(m, &s->a),
+        text_add(t, "    send(c, %s, %s, %" PRId64 ");\n", neighbour(m, s), at(m, &s->a),
                  s->rows * s->cols);
         break;
     case RT_RECV:
-        text_add(t, "    recv(c, %d, %s, %" PRId64 ");\n", s->peer, at(m, &s->c),
+        text_add(t, "    recv(c, %s, %s, %" PRId64 ");\n", neighbour(m, s), at(m, &s->c),
                  s->rows * s->cols);
         break;
     case RT_NORM:
@@ -286,6 +293,8 @@ static void comment(Cuda *m, Text *t, const RtStep *s, int i)
 {
     const Inst *n = &m->p->insts.at[i];
     const char *name = print_turnless(name_of(m, s->name), print_turn(m->p, n));
+    if (s->kind == RT_SEND || s->kind == RT_RECV)       // without the stage's number
+        name = str_of(name, strcspn(name, ":"));
     text_add(t, "\n    /* %s  (%s)", name, name_of(m, s->source));
     for (int j = 0; j < n->nout && j < 1; j++) {
         const Value *v = &m->p->values.at[n->out[j]];
@@ -433,7 +442,8 @@ static const char *array_of(Cuda *m, const Runs *all, const char *base)
     return str_fmt("offsets_%d", count);
 }
 
-static void function(Cuda *m, const Func *f, int index)
+/* The function's name: that of an equal one, or of a new one. */
+static const char *function(Cuda *m, const Func *f, int index)
 {
     static const char *const note[] = {
         "forward", "backward", "send activations", "receive activations", "send gradients",
@@ -444,14 +454,37 @@ static void function(Cuda *m, const Func *f, int index)
     const char *name = str_fmt("stage%d_%d", m->stage, index);
     Runs all = cut_pieces(m, f->first, f->end);
     const char *array = array_of(m, &all, name);
+    Text body = { 0 }, passes = m->passes;
+    m->passes = body;
+    calls(m, array, &all);
+    body = m->passes;
+    m->passes = passes;
+    const char *key = body.n ? body.at : "";
+    int known = map_get(m->bodies, key);
+    if (known >= 0)
+        return m->functions.at[known];
+    map_put(m->bodies, key, m->functions.n);
+    vec_add(&m->functions, name);
     text_add(&m->passes, "/* stage %d: %s", m->stage, note[f->kind]);
     if (f->kind < STEP_SYNC && is->nslices > 1)
         text_add(&m->passes, ", slice %d of %" PRId64 " tokens", f->slice, is->slice[f->slice]);
     if (f->kind < STEP_SYNC && is->chunks > 1)
         text_add(&m->passes, ", chunk %d", f->chunk);
-    text_add(&m->passes, " */\nstatic void %s(Ctx *c)\n{\n", name);
-    calls(m, array, &all);
-    text_add(&m->passes, "    (void)c;\n}\n\n");
+    text_add(&m->passes, " */\nstatic void %s(Ctx *c)\n{\n%s%s}\n\n", name, key,
+             body.n ? "" : "    (void)c;\n");
+    return name;
+}
+
+/* A table's name: that of an equal one of an earlier stage, or of a new one. */
+static int table(Cuda *m, Text *out, const char *type, const char *name, const char *content)
+{
+    const char *key = str_fmt("%s%s", name, content);
+    int known = map_get(m->bodies, key);
+    if (known >= 0)
+        return known;
+    map_put(m->bodies, key, m->stage);
+    text_add(out, "static %s = {%s};\n\n", str_fmt(type, m->stage), content);
+    return m->stage;
 }
 
 /* ---- kernels ------------------------------------------------------------------------------- */
@@ -500,46 +533,42 @@ static void row_kernels(Cuda *m)
 
 /* ---- the files -------------------------------------------------------------------------------- */
 
-static void tiles_table(Cuda *m, Text *t)
-{
-    text_add(t, "/* Orders of rows that meet in attention: queries, keys, causal, window. */\n"
-             "static const TileSet tiles_%d[] = {\n", m->stage);
-    for (int i = 0; i < m->tiles.n; i += 4)
-        text_add(t, "    { %" PRId64 ", %" PRId64 ", %s, %" PRId64 " },\n", m->tiles.at[i],
-                 m->tiles.at[i + 1], m->tiles.at[i + 2] ? "true" : "false", m->tiles.at[i + 3]);
-    text_add(t, "    { -1, -1, false, 0 }\n};\n\n"
-             "/* Steps whose all-to-alls differ in what they move. */\n"
-             "static const int boxes_%d[] = { ", m->stage);
-    for (int i = 0; i < m->boxes.n; i++)
-        text_add(t, "%" PRId64 ", ", m->boxes.at[i]);
-    text_add(t, "-1 };\n\n");
-}
+typedef struct { int pass, tiles, boxes; } StageNames;     // stages whose tables they are
 
-static void stage_program(Cuda *m, int r, Text *tables)
+static StageNames stage_program(Cuda *m, int r, Text *tables)
 {
+    Text pass = { 0 }, tiles = { 0 }, boxes = { 0 };
     m->stage = r;
     m->p = plan_stage(m->p, r);
     m->s = &m->e->stage[r];
     m->tiles.n = m->boxes.n = 0;
     for (int i = 0; i < m->p->funcs.n; i++)
-        function(m, &m->p->funcs.at[i], i);
-    tiles_table(m, &m->passes);
-    text_add(tables, "static void (*const stage%d[])(Ctx *) = {", r);
-    for (int i = 0; i < m->s->passes.n; i++)
-        text_add(tables, "%sstage%d_%d,", i % 8 ? " " : "\n    ", r, m->p->calls.at[i].func);
-    text_add(tables, "\n};\n");
+        text_add(&pass, "%s%s,", i % 6 ? " " : "\n    ", function(m, &m->p->funcs.at[i], i));
+    for (int i = 0; i < m->tiles.n; i += 4)
+        text_add(&tiles, "\n    { %" PRId64 ", %" PRId64 ", %s, %" PRId64 " },", m->tiles.at[i],
+                 m->tiles.at[i + 1], m->tiles.at[i + 2] ? "true" : "false", m->tiles.at[i + 3]);
+    for (int i = 0; i < m->boxes.n; i++)
+        text_add(&boxes, " %" PRId64 ",", m->boxes.at[i]);
+    return (StageNames){
+        table(m, tables, "void (*const passes_%d[])(Ctx *)", "passes", str_fmt("%s\n", pass.at)),
+        table(m, tables, "const TileSet tiles_%d[]", "tiles",
+              str_fmt("%s\n    { -1, -1, false, 0 }\n", tiles.n ? tiles.at : "")),
+        table(m, tables, "const int boxes_%d[]", "boxes",
+              str_fmt("%s -1 ", boxes.n ? boxes.at : "")),
+    };
 }
 
-static void main_text(const Cuda *m, Text *t)
+static void main_text(const Cuda *m, const StageNames *names, Text *t)
 {
-    text_add(t, "\n/* Groups of ranks: axes, ranks of y in a copy, stages. */\n"
+    text_add(t, "/* Groups of ranks: axes, ranks of y in a copy, stages. */\n"
              "static const GroupKey groups[] = {\n");
     for (int i = 0; i < m->groups.n; i += 3)
         text_add(t, "    { %" PRId64 ", %" PRId64 ", UINT64_C(%" PRIu64 ") },\n",
                  m->groups.at[i], m->groups.at[i + 1], (uint64_t)m->groups.at[i + 2]);
     text_add(t, "    { 0, 0, 0 }\n};\n\nstatic const StageProgram stages[] = {\n");
     for (int r = 0; r < m->e->nstages; r++)
-        text_add(t, "    { stage%d, tiles_%d, boxes_%d },\n", r, r, r);
+        text_add(t, "    { passes_%d, tiles_%d, boxes_%d },\n", names[r].pass, names[r].tiles,
+                 names[r].boxes);
     text_add(t, "};\n\n/* Stages, groups, and bytes of scratch beside the block. */\n"
              "static const Program program = { stages, groups, %" PRId64 ", %" PRId64 " };\n\n"
              "extern \"C\" const char _binary_program_tables_start[], _binary_program_tables_end[];\n\n"
@@ -551,13 +580,15 @@ static void main_text(const Cuda *m, Text *t)
 
 void cuda_program(const Plan *p, const Emitted *e, Text *out)
 {
-    Cuda m = { .p = p, .e = e, .known = map_new(), .names = map_new(), .arrays = map_new() };
+    Cuda m = { .p = p, .e = e, .known = map_new(), .names = map_new(), .arrays = map_new(),
+               .bodies = map_new() };
+    StageNames *names = NEWN(StageNames, e->nstages);
     Text tables = { 0 };
     find_alignment(&m);
     row_kernels(&m);
     for (int r = 0; r < e->nstages; r++) {
         m.p = p;
-        stage_program(&m, r, &tables);
+        names[r] = stage_program(&m, r, &tables);
     }
     const char *stored = p->is.precision == PREC_FP64 ? "double" : "float";
     text_add(out, "/*\n * program.cu - %s: %s\n *\n"
@@ -571,8 +602,8 @@ void cuda_program(const Plan *p, const Emitted *e, Text *out)
     text_bytes(out, m.pieces.at, m.pieces.n);
     text_add(out, "/* ---- passes ---- */\n\n");
     text_bytes(out, m.passes.at, m.passes.n);
-    text_add(out, "/* ---- the step table: what runs, in order ---- */\n\n");
+    text_add(out, "/* ---- the stages' functions; RtPass.func of the step table names them ---- */\n\n");
     text_bytes(out, tables.at, tables.n);
-    main_text(&m, out);
+    main_text(&m, names, out);
     out->at[out->n] = 0;
 }

@@ -172,7 +172,7 @@ typedef struct {
     int32_t kind, first, last;
     int32_t microbatch, slice, chunk;
     int32_t again;                  // an earlier pass of this training step ran these steps
-    int32_t pad;
+    int32_t func;                   // passes of the same steps have the same number
     int64_t region[RT_REGIONS];     // bytes from the block's start; [RT_FIXED] is 0
 } RtPass;
 

@@ -37,7 +37,7 @@ struct TileSet { int q, k; bool causal; int64_t window; };
 struct GroupKey { int axes, rep; uint64_t stages; };
 struct Ctx;
 struct StageProgram {
-    void (*const *pass)(Ctx *);         // by pass of the step table
+    void (*const *pass)(Ctx *);         // by RtPass.func
     const TileSet *tiles;
     const int *boxes;
 };
@@ -248,22 +248,24 @@ template <typename T> inline void all_reduce(Ctx *c, int g, T *x, int64_t n)
                                          c->compute));
 }
 
-/* The rank at this one's place on another stage. */
-inline int peer_of(const Ctx *c, int stage)
+enum Neighbour { NEXT_STAGE = 1, PREVIOUS_STAGE = -1 };
+
+/* The rank at this one's place on the next or the previous stage, round the end. */
+inline int peer_of(const Ctx *c, Neighbour way)
 {
-    int each = c->rank->nranks / c->head->nstages;
+    int n = c->head->nstages, each = c->rank->nranks / n, stage = (c->head->stage + way + n) % n;
     return stage * each + c->rank->rank % each;
 }
 
-template <typename T> inline void send(Ctx *c, int stage, const T *src, int64_t n)
+template <typename T> inline void send(Ctx *c, Neighbour way, const T *src, int64_t n)
 {
-    check(c, "send", ncclSend(src, (size_t)n, nccl_type(src), peer_of(c, stage), c->world,
+    check(c, "send", ncclSend(src, (size_t)n, nccl_type(src), peer_of(c, way), c->world,
                               c->compute));
 }
 
-template <typename T> inline void recv(Ctx *c, int stage, T *dst, int64_t n)
+template <typename T> inline void recv(Ctx *c, Neighbour way, T *dst, int64_t n)
 {
-    check(c, "receive", ncclRecv(dst, (size_t)n, nccl_type(dst), peer_of(c, stage), c->world,
+    check(c, "receive", ncclRecv(dst, (size_t)n, nccl_type(dst), peer_of(c, way), c->world,
                                  c->compute));
 }
 

@@ -226,7 +226,7 @@ inline const char *device_pass(void *ctx, int ipass, const RtDeviceNow *now)
     c->lr = now->lr;
     if (p->kind == RT_PASS_BEGIN)
         check(c, "sums", cudaMemsetAsync(c->sums, 0, 2 * sizeof(double), c->compute));
-    c->stage->pass[ipass](c);
+    c->stage->pass[p->func](c);
     check(c, "a pass", cudaGetLastError());
     return c->message[0] ? c->message : NULL;
 }
