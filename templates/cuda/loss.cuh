@@ -15,6 +15,7 @@
 
 #include "rows.cuh"
 
+// With a least number of blocks the compiler does not spill for the sake of more of them.
 constexpr int LOSS_THREADS = 256;
 
 /* How many of the local columns exist. */
@@ -32,13 +33,13 @@ template <> __device__ __forceinline__ double ce_none<double>() { return -1e300;
 template <typename R>
 __device__ __forceinline__ void ce_join(R *max, R *sum, R other_max, R other_sum)
 {
-    R most = *max > other_max ? *max : other_max;
-    *sum = *sum * op_exp(*max - most) + other_sum * op_exp(other_max - most);
-    *max = most;
+    R ahead = other_max - *max, e = op_exp(-op_abs(ahead));
+    *sum = ahead > 0 ? *sum * e + other_sum : *sum + other_sum * e;
+    *max = ahead > 0 ? other_max : *max;
 }
 
 template <typename S, bool VECTOR>
-__global__ void __launch_bounds__(LOSS_THREADS)
+__global__ void __launch_bounds__(LOSS_THREADS, 2)
 ce_stat_kernel(const S *logits, int64_t ld, int64_t n, const int *targets, int64_t base,
                real_of<S> *stat)
 {
@@ -106,7 +107,7 @@ inline cudaError_t ce_stat(const S *logits, int64_t ld, int64_t rows, int64_t co
 /* ---- loss and gradient ----------------------------------------------------------------- */
 
 template <typename S, bool VECTOR>
-__global__ void __launch_bounds__(LOSS_THREADS)
+__global__ void __launch_bounds__(LOSS_THREADS, 2)
 ce_kernel(S *logits, int64_t ld, int64_t n, int64_t cols, const real_of<S> *stat,
           const int *targets, int ignore, int64_t base, real_of<S> scale, double *row_loss)
 {

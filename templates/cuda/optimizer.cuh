@@ -16,6 +16,7 @@
 
 #include "rows.cuh"
 
+// With a least number of blocks the compiler does not spill for the sake of more of them.
 constexpr int OPT_THREADS = 256;
 constexpr int OPT_PIECE = 16384;
 
@@ -77,7 +78,7 @@ __device__ __forceinline__ void opt_copy(__nv_bfloat16 *to, const R (&x)[N])
 }
 
 template <bool ADAM, typename R>
-__global__ void __launch_bounds__(OPT_THREADS)
+__global__ void __launch_bounds__(OPT_THREADS, 2)
 opt_kernel(const OptPiece *pieces, OptStep step, R *p, const R *g, R *m, R *v,
            __nv_bfloat16 *copy)
 {
@@ -145,7 +146,7 @@ inline cudaError_t opt_sgd(const OptPiece *pieces, int64_t npieces, const OptSte
 /* ---- the gradient's norm ------------------------------------------------------------- */
 
 template <typename R>
-__global__ void __launch_bounds__(OPT_THREADS)
+__global__ void __launch_bounds__(OPT_THREADS, 2)
 opt_squares_kernel(const OptPiece *pieces, const R *g, double *partial)
 {
     constexpr int n = Pack<R>::n;
