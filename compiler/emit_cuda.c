@@ -25,7 +25,7 @@
 #include "emit_cuda.h"
 #include "print.h"
 
-enum { WORKERS = CUDA_WORKERS, VEC_BYTES = 16 };
+enum { VEC_BYTES = 16 };
 
 typedef VEC(int64_t) Numbers;
 
@@ -595,7 +595,7 @@ void cuda_program(const Plan *p, const Emitted *e, Text *out)
              " * Made by teracube from the plan in plan.txt. Each function below is a turn of the "
              "model or\n * what stands between turns; `o` are byte offsets into the rank's block. "
              "Edit, then make.\n */\n#define TERACUBE_WORKERS %d\ntypedef %s real;\n"
-             "#include \"teracube.cuh\"\n\n", p->model_name, plan_line(p), WORKERS, stored);
+             "#include \"teracube.cuh\"\n\n", p->model_name, plan_line(p), p->is.workers, stored);
     text_add(out, "/* ---- row programs ---- */\n\n");
     text_bytes(out, m.kernels.at, m.kernels.n);
     text_add(out, "/* ---- turns ---- */\n\n");

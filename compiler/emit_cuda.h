@@ -6,7 +6,7 @@
 
 #include "emit.h"
 
-/* Blocks that sum over rows, each with its row of scratch: Choices.workers. */
+/* Blocks that sum over rows, each with its row of scratch (Choices.workers), at most. */
 enum { CUDA_WORKERS = 256 };
 
 /* How a row kernel works: threads of an item (a warp, or a block), threads of a block,

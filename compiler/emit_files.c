@@ -144,13 +144,23 @@ static bool can_be_said(const Compile *c)
     return true;
 }
 
+/* TUNING: blocks that sum over rows: eight rows each, but no more than keep a GPU full. */
+static int workers_of(const Config *c)
+{
+    double rows = c->train.batch.v * c->train.sequence.v / (c->plan.data.set ? c->plan.data.v : 1);
+    int n = 8;
+    while (n < CUDA_WORKERS && n * 8 < rows)
+        n *= 2;
+    return n;
+}
+
 int command_emit(Compile *c)
 {
     if (c->o->target == NULL || strcmp(c->o->target, "cuda") != 0)
         die(EXIT_USAGE, "emit needs --target cuda");
     if (c->o->output == NULL)
         die(EXIT_USAGE, "emit needs -o DIR");
-    c->workers = CUDA_WORKERS;
+    c->workers = workers_of(c->config);
     if (!compile_to(c, "memory") || !can_be_said(c))
         return EXIT_INPUT;
     Emitted *e = emit_program(c->plan);
