@@ -263,7 +263,8 @@ static void plain(Cuda *m, Text *t, const RtStep *s)
                  at(m, &s->c), s->count, again(s));
         break;
     case RT_COPY:
-        text_add(t, "    copy(c, %s, %" PRId64 ", %s, %" PRId64 ", %" PRId64 ", %" PRId64 ", %s);\n",
+        text_add(t, "    copy(c, %s, %" PRId64 ", %s, %" PRId64 ", %" PRId64 ", %" PRId64
+                 ", %s);\n",
                  at(m, &s->a), s->a.ld, at(m, &s->c), s->c.ld, s->rows, s->cols, again(s));
         break;
     case RT_ZERO:
@@ -437,8 +438,8 @@ static const char *array_of(Cuda *m, const Runs *all, const char *base)
         return str_fmt("offsets_%d", known);
     static int count;
     map_put(m->arrays, t.at, ++count);
-    text_add(&m->passes, "static const int64_t offsets_%d[] = {      // of %s%s\n};\n\n", count, base,
-             t.at);
+    text_add(&m->passes, "static const int64_t offsets_%d[] = {      // of %s%s\n};\n\n",
+             count, base, t.at);
     return str_fmt("offsets_%d", count);
 }
 
@@ -531,7 +532,7 @@ static void row_kernels(Cuda *m)
     }
 }
 
-/* ---- the files -------------------------------------------------------------------------------- */
+/* ---- the file ------------------------------------------------------------------------------ */
 
 typedef struct { int pass, tiles, boxes; } StageNames;     // stages whose tables they are
 
@@ -571,7 +572,8 @@ static void main_text(const Cuda *m, const StageNames *names, Text *t)
                  names[r].boxes);
     text_add(t, "};\n\n/* Stages, groups, and bytes of scratch beside the block. */\n"
              "static const Program program = { stages, groups, %" PRId64 ", %" PRId64 " };\n\n"
-             "extern \"C\" const char _binary_program_tables_start[], _binary_program_tables_end[];\n\n"
+             "extern \"C\" const char _binary_program_tables_start[];\n"
+             "extern \"C\" const char _binary_program_tables_end[];\n\n"
              "int main(int argc, char **argv)\n{\n"
              "    return teracube_main<&program>(_binary_program_tables_start,\n"
              "                                   _binary_program_tables_end, argc, argv);\n}\n",
@@ -602,7 +604,7 @@ void cuda_program(const Plan *p, const Emitted *e, Text *out)
     text_bytes(out, m.pieces.at, m.pieces.n);
     text_add(out, "/* ---- passes ---- */\n\n");
     text_bytes(out, m.passes.at, m.passes.n);
-    text_add(out, "/* ---- the stages' functions; RtPass.func of the step table names them ---- */\n\n");
+    text_add(out, "/* ---- the stages' functions, by RtPass.func of the step table ---- */\n\n");
     text_bytes(out, tables.at, tables.n);
     main_text(&m, names, out);
     out->at[out->n] = 0;

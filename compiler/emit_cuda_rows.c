@@ -173,7 +173,8 @@ static void find_kept(Rows *r)
             if (r->red[i].phase == p)
                 visit(r, r->red[i].a, p);
         for (int i = 0; i < r->p->nnodes; i++)
-            if (is_store(r->p->node[i].kind) && r->level[i] == p && r->p->node[i].kind != R_STOREPART)
+            if (is_store(r->p->node[i].kind) && r->level[i] == p &&
+                r->p->node[i].kind != R_STOREPART)
                 visit(r, r->p->node[i].a, p);
     }
 }
@@ -352,7 +353,8 @@ static void element(Rows *r, int i, int p)
 
 static void reduction_begin(Rows *r, const Reduction *d, int k)
 {
-    const char *first = d->kind == R_MAX ? "-INFINITY" : d->kind == R_FIRST ? constant(r, r->how.is_double ? 1e300 : 1e30) : "0";
+    const char *nowhere = constant(r, r->how.is_double ? 1e300 : 1e30);
+    const char *first = d->kind == R_MAX ? "-INFINITY" : d->kind == R_FIRST ? nowhere : "0";
     put(r, "        %s r%d = %s;\n", real(r), k, first);
 }
 
@@ -364,8 +366,8 @@ static void reduction_step(Rows *r, const Reduction *d, int k)
         put(r, "                r%d = op_max(r%d, %s);\n", k, k, a);
         break;
     case R_FIRST:
-        put(r, "                if (%s == %s)\n                    r%d = op_min(r%d, (%s)(column[%sc + j] %% %"
-            PRId64 "));\n", a, name(r, d->b), k, k, real(r), part_offset(r), r->p->part_width);
+        put(r, "                if (%s == %s)\n"
+            "                    r%d = op_min(r%d, (%s)(column[%sc + j] %% %" PRId64 "));\n", a, name(r, d->b), k, k, real(r), part_offset(r), r->p->part_width);
         break;
     case R_M2:
         put(r, "                r%d += (%s - r%d) * (%s - r%d);\n", k, a, d->mean, a, d->mean);
@@ -393,8 +395,8 @@ static void store_chunk(Rows *r, int i)
         put(r, "            row_store<V>(%s, s%d);\n", where(r, a, n->arg), i);
     else
         put(r, "#pragma unroll\n            for (int j = 0; j < V; j++)\n"
-            "                narrow_store(a%d + row * %" PRId64 " + (part * %" PRId64 " + c + j) * %"
-            PRId64 ", s%d[j]);\n", n->arg, a->ld, r->pw, a->stride, i);
+            "                narrow_store(a%d + row * %" PRId64 " + (part * %" PRId64
+            " + c + j) * %" PRId64 ", s%d[j]);\n", n->arg, a->ld, r->pw, a->stride, i);
 }
 
 /* May a thread keep its columns' sums over all items? Else they go to memory at once. */
@@ -551,8 +553,8 @@ static void column_sums(Rows *r, bool end)
                 "        a%d[blockIdx.x * (int64_t)%" PRId64 " + c] = 0;\n    __syncthreads();\n",
                 a->length, n->arg, a->length);
         else if (stay)
-            put(r, "    colsum_partial<G, V>(k%d, %" PRId64 ", %" PRId64 ", a%d + blockIdx.x * (int64_t)%"
-                PRId64 ");\n", i, r->pw, a->length, n->arg, a->length);
+            put(r, "    colsum_partial<G, V>(k%d, %" PRId64 ", %" PRId64
+                ", a%d + blockIdx.x * (int64_t)%" PRId64 ");\n", i, r->pw, a->length, n->arg, a->length);
     }
 }
 

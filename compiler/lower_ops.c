@@ -833,7 +833,8 @@ void lower_loss(Part *q, OpId ce)
 static ValueId range(Part *q, bool grads, int64_t at, int64_t n)
 {
     Value v = { .tensor = NONE, .unit = NONE, .rowmap = NONE, .layout = { .rep = 1 },
-                .buffer = grads ? THE_GRADS : THE_PARAMS, .offset = at, .rows = 1, .cols = n, .ld = n };
+                .buffer = grads ? THE_GRADS : THE_PARAMS, .offset = at, .rows = 1, .cols = n,
+                .ld = n };
     vec_add(&q->p->values, v);
     return q->p->values.n - 1;
 }

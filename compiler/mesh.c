@@ -174,8 +174,8 @@ static void check_turns(const Plan *p)
     }
     for (int i = 0; i < s->turns.n && !diag_errors(); i++)
         if (s->turns.at[i] < 1) {
-            diag_error(s->turns_loc, "layers-cover", "entry %d of the turns is 0: a stage%s without "
-                       "turns", i, chunks > 1 ? "'s chunk" : "");
+            diag_error(s->turns_loc, "layers-cover", "entry %d of the turns is 0: a stage%s "
+                       "without turns", i, chunks > 1 ? "'s chunk" : "");
             diag_hint("write turns = %s", even_turns(p->layers, p->is.stages * chunks));
             break;
         }

@@ -158,7 +158,8 @@ static bool belongs(const Plan *p, Region r, const Func *f, const Func *first)
         return true;
     if (f->kind >= STEP_SYNC || f->chunk != first->chunk)
         return false;
-    if ((r == REGION_UNIT_BACK || r == REGION_MICRO_BACK) ? forth : r == REGION_UNIT_FORTH && !forth)
+    bool back = r == REGION_UNIT_BACK || r == REGION_MICRO_BACK;
+    if (back ? forth : r == REGION_UNIT_FORTH && !forth)
         return false;
     return r >= REGION_MICRO || f->slice == first->slice || p->is.nslices == 1;
 }

@@ -277,7 +277,8 @@ static void help(const RtProgram *p, const char *exe)
            "                         beta2 eps weight_decay momentum warmup decay min\n"
            "  -q                     no lines on stdout\n"
            "  --help                 this text\n\n"
-           "Ranks are threads of one process. Under Open MPI's mpirun -np RANKS each is a process.\n\n"
+           "Ranks are threads of one process; under Open MPI's mpirun -np RANKS each is a "
+           "process.\n\n"
            "RT_TIMEOUT=SECONDS, RT_BLAS=openblas|blis|onednn|none|PATH, RT_COMM=threads|mpi|trace\n"
            "and RT_MPI=PATH in the environment are obeyed.\n", exe, rt_text(p, p->head->model_name),
            rt_text(p, p->head->plan_line), (long long)p->head->train.steps);

@@ -85,7 +85,8 @@ awk -v p="$p" -v q="$q" 'BEGIN {
         p, q, p / q }'
 
 # Predicted from this machine's own profile, and executed.
-"$T" profile examples/char.tcube -o "$work/here.profile" -q > "$work/out" 2>&1 || cat "$work/out" >&2
+"$T" profile examples/char.tcube -o "$work/here.profile" -q > "$work/out" 2>&1 ||
+    cat "$work/out" >&2
 echo "device here { profile = \"$work/here.profile\" }" > "$work/here.tcube"
 printf '%-58s %9s %9s %6s\n' 'a step of char, profiled' predicted executed off
 while read -r args; do

@@ -15,7 +15,9 @@ start() {
     OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
         timeout 60 mpirun --oversubscribe -np 4 sh rank --log l "$@" > out 2> err &
     run=$! n=0
-    until [ $n = 300 ] || [ "$(cat l 2> /dev/null | wc -l)" -gt 3 ]; do sleep 0.1; n=$((n + 1)); done
+    until [ $n = 300 ] || [ "$(cat l 2> /dev/null | wc -l)" -gt 3 ]; do
+        sleep 0.1; n=$((n + 1))
+    done
 }
 # ends WHAT STATUS LINE: in time, and one line of stderr tells of an error: LINE, as grep -E
 ends() {

@@ -66,12 +66,13 @@ damage() { rm -rf bad.ck; cp -r ck1/step-000010 bad.ck; }
 damage; rm bad.ck/model.safetensors
 refuse 'bad.ck/model.safetensors: error: could not read the weights: No such' --resume bad.ck
 for f in model optimizer; do
-    damage; size=$(wc -c < bad.ck/$f.safetensors); head -c $((size - 9)) ck1/step-000010/$f.safetensors \
-        > bad.ck/$f.safetensors
+    damage; size=$(wc -c < bad.ck/$f.safetensors)
+    head -c $((size - 9)) ck1/step-000010/$f.safetensors > bad.ck/$f.safetensors
     refuse "bad.ck/$f.safetensors: error: the file is cut off: tensor" --resume bad.ck
 done
 damage; sed -i 's/adam.v.h.1.g.weight/adam.v.h.1.G.weight/' bad.ck/optimizer.safetensors
-refuse 'optimizer.safetensors: error: tensor adam.v.h.1.g.weight [48, 24] is missing' --resume bad.ck
+refuse 'optimizer.safetensors: error: tensor adam.v.h.1.g.weight [48, 24] is missing' \
+    --resume bad.ck
 damage; sed -i 's/"step":"10"/"stop":"10"/' bad.ck/optimizer.safetensors
 refuse 'its metadata has no `step`' --resume bad.ck
 summary

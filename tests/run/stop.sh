@@ -31,7 +31,8 @@ rm -f l
 
 # A second signal does not wait for the end of the step: 100000 batches of validation.
 rm -rf ck
-./exe -q --set "$every" --set "train.validate=every(1,100000,\"$WORK/d.txt\")" --log l 2> err & pid=$!
+long="train.validate=every(1,100000,\"$WORK/d.txt\")"
+./exe -q --set "$every" --set "$long" --log l 2> err & pid=$!
 until_so test -e ck/latest
 kill -TERM $pid; sleep 0.2; kill -INT $pid; wait $pid; got=$?
 is 'a second signal' $got -gt 128
@@ -68,7 +69,8 @@ kill -TERM $pid; wait $pid
 # The disk is full: a file may not grow beyond some kilobytes.
 rm -rf ck; works ./exe -q --set "$every" --steps 2
 cp -r ck before
-fails 4 'could not write the checkpoint: File too large|the run ends after step 3; step-000002 in ck' \
+fails 4 \
+    'could not write the checkpoint: File too large|the run ends after step 3; step-000002 in ck' \
     sh -c "ulimit -f 64; exec ./exe -q --resume ck --set '$every'"
 is 'the one before is whole' -z "$(diff -r before ck)"
 works ./exe -q --resume ck --steps 3

@@ -7,7 +7,8 @@ i=0; while [ $i -lt 30 ]; do printf '%d*7/(2 - %d); ' $i $((i * i)); i=$((i + 1)
 V='train.validate=every(3,batches=2,data="v.txt")'
 for on in 'plan.data=1' 'plan.cube=[2,2,2]' 'plan.data=2 --set plan.zero=3' \
     'plan.pipeline=2 --set plan.microbatch=3 --set plan.slices=[4,4]'; do
-    run --set $on --log plain; figures plain loss > plain.loss; figures plain grad_norm >> plain.loss
+    run --set $on --log plain
+    figures plain loss > plain.loss; figures plain grad_norm >> plain.loss
     run --set $on --set "$V" --log valid; figures valid loss > valid.loss
     figures valid grad_norm >> valid.loss
     same "training with and without, $on" plain.loss valid.loss
@@ -22,7 +23,9 @@ near 'validation of the reference' 1e-10 got want
 # With nothing learned: the mean over all batches is the mean of what training has on them,
 # but for dropout; steps of the training's data have a loss of their own.
 sed 's/dropout(\(.*\), 0.1)/\1/' "$M" > dry.tcube
-dry() { works "$t" run dry.tcube --set train.precision=fp64 --set 'train.optimizer=sgd(lr=0)' -q "$@"; }
+dry() {
+    works "$t" run dry.tcube --set train.precision=fp64 --set 'train.optimizer=sgd(lr=0)' -q "$@"
+}
 dry --set train.data="$PWD/v.txt" --steps 3 --log l; figures l loss |
     awk '{ s += $1 } END { printf "%.17g\n", s / 3 }' > want
 dry $D --steps 2 --set 'train.validate=every(1,3,"v.txt")' --log l; figures l validation_loss > got
