@@ -367,7 +367,8 @@ static void reduction_step(Rows *r, const Reduction *d, int k)
         break;
     case R_FIRST:
         put(r, "                if (%s == %s)\n"
-            "                    r%d = op_min(r%d, (%s)(column[%sc + j] %% %" PRId64 "));\n", a, name(r, d->b), k, k, real(r), part_offset(r), r->p->part_width);
+            "                    r%d = op_min(r%d, (%s)(column[%sc + j] %% %" PRId64 "));\n",
+            a, name(r, d->b), k, k, real(r), part_offset(r), r->p->part_width);
         break;
     case R_M2:
         put(r, "                r%d += (%s - r%d) * (%s - r%d);\n", k, a, d->mean, a, d->mean);
@@ -554,7 +555,8 @@ static void column_sums(Rows *r, bool end)
                 a->length, n->arg, a->length);
         else if (stay)
             put(r, "    colsum_partial<G, V>(k%d, %" PRId64 ", %" PRId64
-                ", a%d + blockIdx.x * (int64_t)%" PRId64 ");\n", i, r->pw, a->length, n->arg, a->length);
+                ", a%d + blockIdx.x * (int64_t)%" PRId64 ");\n", i, r->pw, a->length, n->arg,
+                a->length);
     }
 }
 

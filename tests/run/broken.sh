@@ -23,7 +23,7 @@ S='plan.pipeline=2 --set plan.microbatch=3 --set plan.slices=[4,4]'
 # nan: h.1.g.weight [48, 24] at row 1, column 5 in the file, which has it transposed.
 place='parameter h.1.g.weight [5, 1] is nan, as rank' line='_model.tcube:11:32)'
 broken nan \
-    "note: first on rank 0, plan step|(h.1.g+u: X W), tensor h.1.g+u [0, 1] = nan|$line|$place 0 has"
+"note: first on rank 0, plan step|(h.1.g+u: X W), tensor h.1.g+u [0, 1] = nan|$line|$place 0 has"
 broken nan "note: first on rank 1 (stage 1), plan step|(h.1.g+u: X W)|$place 1 (stage 1)" --set $S
 broken nan "h.1.g.weight|= nan, in|$line|$place" --set plan.cube=[2,2,2]
 broken nan "$place" --set plan.data=2 --set plan.zero=3 --set plan.cube=[1,2,1]
@@ -31,13 +31,13 @@ broken nan "first on rank 0, plan step" --set plan.cube=[1,1,2]
 
 place='parameter h.0.o.weight [5, 0] is inf, as rank 0'
 broken inf \
-    "note: first on rank 0, plan step|(h.0.o: X W), tensor h.0.o [0, 0] = |_model.tcube:9:25)|$place has"
+"note: first on rank 0, plan step|(h.0.o: X W), tensor h.0.o [0, 0] =|_model.tcube:9:25)|$place has"
 broken inf "note: first on rank 0 (stage 0), plan step|(h.0.o: X W)|$place (stage 0)" --set $S
 broken bias \
-    "note: first on rank 1 (stage 1)|parameter h.1.o.bias [2] is inf, as rank 1 (stage 1)" --set $S
+"note: first on rank 1 (stage 1)|parameter h.1.o.bias [2] is inf, as rank 1 (stage 1)" --set $S
 # The last stage alone is broken; what it sends back is not taken for the first.
 broken last \
-    "note: first on rank 1 (stage 1)|of microbatch 0, slice 0|parameter f.weight [23] is nan" --set $S
+"note: first on rank 1 (stage 1)|of microbatch 0, slice 0|parameter f.weight [23] is nan" --set $S
 
 # Nothing is written behind it, and what was is whole.
 works "$t" run "$M" $D $F -q --steps 2 --set 'train.checkpoint=every(1,"ck")'
