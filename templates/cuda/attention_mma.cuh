@@ -225,7 +225,7 @@ __device__ __forceinline__ void mma_softmax(float (&x)[ATTN_TILE / 8][4], float 
 
 /* Block = place in q_order * heads + head. */
 template <int HEAD>
-__global__ void __launch_bounds__(MMA_THREADS)
+__global__ void __launch_bounds__(MMA_THREADS, HEAD <= 128 ? 3 : 2)
 attn_forward_mma_kernel(AttnSpec s, AttnTiles tiles, const bf16 *q, const bf16 *k, const bf16 *v,
                         bf16 *o, float *lse)
 {
@@ -315,7 +315,7 @@ __device__ __forceinline__ MmaQueries<HEAD> mma_queries(unsigned char *shared, i
 /* Block = place in k_order * kv_heads + kv_head. Warp w has keys w % 4 * 16 .. and, of the
  * columns of dk and dv, part w / 4. Turn i of the loop is tile i % span of query head i / span. */
 template <int HEAD>
-__global__ void __launch_bounds__(MmaDkdv<HEAD>::threads)
+__global__ void __launch_bounds__(MmaDkdv<HEAD>::threads, 2 / MmaDkdv<HEAD>::groups)
 attn_dkdv_mma_kernel(AttnSpec s, AttnTiles tiles, const bf16 *q, const bf16 *k, const bf16 *v,
                      const float *lse, const bf16 *dout, const float *delta, float *dk, float *dv,
                      bool add)
@@ -419,7 +419,7 @@ attn_dkdv_mma_kernel(AttnSpec s, AttnTiles tiles, const bf16 *q, const bf16 *k, 
 
 /* Blocks as the forward kernel's. */
 template <int HEAD>
-__global__ void __launch_bounds__(MMA_THREADS)
+__global__ void __launch_bounds__(MMA_THREADS, 2)
 attn_dq_mma_kernel(AttnSpec s, AttnTiles tiles, const bf16 *q, const bf16 *k, const bf16 *v,
                    const float *lse, const bf16 *dout, const float *delta, bf16 *dq)
 {
