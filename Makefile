@@ -4,6 +4,8 @@
 #   make demo         builds, shows the plan of examples/tiny.tcube, trains it
 #   make check        all tests every change must pass; T=folder for one folder
 #   make check-all    the full lists of grids too (long)
+#   make check-cuda   the long lists of the CUDA target
+#   make cuda-report  registers, spills, instructions of its kernels
 #   make bench        speed, against PyTorch where it is installed
 #   make golden       rewrites the expected messages; read the diff
 #   make style        lines over 100, tabs, trailing blanks
@@ -74,7 +76,7 @@ LLVM     := $(llvm:%.c=$(B)/%.o)
 
 # ---- build -------------------------------------------------------------------
 
-.PHONY: all found deps demo unit check check-all bench golden style clean
+.PHONY: all found deps demo unit check check-all check-cuda cuda-report bench golden style clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -176,6 +178,12 @@ golden: all
 
 bench: all
 	@tests/bench/bench.sh
+
+check-cuda: all
+	@ALL=1 tests/run.sh cuda cudasim
+
+cuda-report: all
+	@tests/bench/cuda_report.sh
 
 # ---- the rest ----------------------------------------------------------------
 

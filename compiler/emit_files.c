@@ -97,7 +97,7 @@ static void write_makefile(const char *dir, const Config *c)
              "FLAGS    := -std=c++17 -O3 -arch=$(ARCH) -I$(TERACUBE)/templates/cuda "
              "-I$(TERACUBE)/runtime\n\n"
              "program: program.cu tables.o\n"
-             "\t$(NVCC) $(FLAGS) -o $@ program.cu tables.o "
+             "\t$(NVCC) $(FLAGS) $(CHECKS) -o $@ program.cu tables.o "
              "$(TERACUBE)/build/libteracube_rt.a -lcublas -lnccl -lpthread -ldl\n\n"
              "tables.o: program.tables\n"
              "\tld -r -b binary -z noexecstack -o $@ program.tables\n\n"

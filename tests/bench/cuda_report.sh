@@ -1,0 +1,39 @@
+#!/bin/sh
+# make cuda-report: what nvcc makes of GPT-2 in bf16, kernel by kernel: registers, spilled bytes,
+# shared memory (ptxas), tensor-core instructions, accesses of 16 bytes and narrower ones (PTX).
+cd "$(dirname "$0")/../.." || exit 4
+nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2> /dev/null)
+[ -n "$nvcc" ] || { echo "no nvcc (nvidia-cuda-toolkit)"; exit 0; }
+arch=${ARCH:-sm_90}
+work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT && trap 'exit 130' INT TERM
+build/teracube emit "${MODEL:-examples/gpt2.tcube}" --set train.precision=bf16 --target cuda \
+    -o "$work" -q || exit 1
+"$nvcc" -std=c++17 -O3 -arch="$arch" -Itemplates/cuda -Iruntime -Xptxas -v -cubin --keep \
+    --keep-dir "$work" -o "$work/program.cubin" "$work/program.cu" 2> "$work/ptxas" || exit 1
+echo "$arch; emulated at most, never run on a GPU"
+printf '%-58s %9s %7s %7s %4s %9s %9s\n' kernel registers spilled shared mma '16 bytes' narrower
+awk '
+    FILENAME ~ /ptx$/ {
+        if ($0 ~ /\.entry/) { match($0, /[A-Za-z0-9_]+\(/); k = substr($0, RSTART, RLENGTH - 1) }
+        if (/mma\.sync/) mma[k]++
+        if (/(ld|st)\.global[^;]*\.v4\.(u32|f32|b32)|(ld|st)\.global[^;]*\.v2\.(f64|u64|b64)/) wide[k]++
+        else if (/(ld|st)\.global/) thin[k]++
+        next
+    }
+    /Compiling entry function/ { split($0, q, "\x27"); k = q[2] }
+    /spill stores/ { match($0, /[0-9]+ bytes spill stores/); spill[k] = substr($0, RSTART) + 0 }
+    /Used [0-9]+ registers/ {
+        match($0, /Used [0-9]+/); regs[k] = substr($0, RSTART + 5) + 0
+        if (match($0, /[0-9]+ bytes smem/)) smem[k] = substr($0, RSTART) + 0
+        order[++n] = k
+    }
+    END {
+        for (i = 1; i <= n; i++) {
+            k = order[i]; name = k
+            sub(/^_Z[0-9]+/, "", name)
+            printf "%-58s %9d %7d %7d %4d %9d %9d\n", substr(name, 1, 58), regs[k], spill[k], smem[k],
+                mma[k], wide[k], thin[k]
+            spilled += spill[k]
+        }
+        printf "%d kernels, %d bytes spilled\n", n, spilled
+    }' "$work/program.ptx" "$work/ptxas"
