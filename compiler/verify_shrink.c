@@ -6,7 +6,7 @@
  * each to the least value with which the plan still has the same signature: its
  * axes, its choices, its kinds of collectives, copies of kv heads, padding of the
  * vocabulary, loss in several chunks or in one, stages, microbatches (up to one more than
- * stages), slices. Replicas are reduced where there are more than 64 ranks, and then the cube.
+ * stages), slices; and enough classes and columns that gradients say something. Replicas are reduced where there are more than 64 ranks, and then the cube.
  * Slices of a shorter sequence are as many, but even.
  *
  * Every candidate is the user's own files with more --set options, compiled by a
@@ -21,6 +21,8 @@
 enum {
     WIDTH_FROM = 64,        // TUNING: numbers above it are taken for widths, others for counts
     WIDTH_LEAST = 16,       // TUNING: so that ranks have several columns
+    CLASSES_LEAST = 8,      // of one class the loss is 0, and every gradient
+    COLUMNS_LEAST = 4,      // a normalized row of one column is 0
     TURNS_LEAST = 2,        // so that one turn's end meets the next one's begin
     SEQUENCE_LEAST = 4,
     MASKED_LEAST = 64,      // masked: tokens of a sequence, so that some are chosen
@@ -72,6 +74,15 @@ static uint64_t signature(const Plan *p)
             seen[n->phase << 14 | n->coll << 10 | n->a2a << 8 | n->axes << 1 | (n->rep > 1)] = true;
     }
     h = mix(h, copies * 2u + padded);
+    int64_t classes = CLASSES_LEAST, columns = COLUMNS_LEAST;
+    for (int i = 0; i < p->nforward; i++) {
+        const Op *o = &p->ops.at[i];
+        if (o->kind != OP_CE && o->kind != OP_LINEAR)
+            continue;
+        int64_t in = p->tensors.at[o->in[0]].width, *least = o->kind == OP_CE ? &classes : &columns;
+        *least = in < *least ? in : *least;
+    }
+    h = mix(h, (uint64_t)classes << 32 | (uint64_t)columns);
     for (int i = 0; i < 1 << 16; i++)
         if (seen[i])
             h = mix(h, (uint64_t)i);
