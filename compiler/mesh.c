@@ -132,8 +132,9 @@ static void check_slices(const Plan *p)
         if (n > p->is.sequence) {
             diag_error(s->slices_loc, "slices-sum", "%s of %s", plural(n, "slice"),
                        plural(p->is.sequence, "token"));
-            diag_hint("at most uniform(%" PRId64 ")",
-                      p->is.sequence / (step / gcd64(step, p->is.microbatch)));
+            int64_t most = p->is.sequence / (step / gcd64(step, p->is.microbatch));
+            if (most > 0)               // none fits: check_rows tells
+                diag_hint("at most uniform(%" PRId64 ")", most);
         }
     }
     if (n > 1 && p->sees_ahead) {
@@ -425,8 +426,14 @@ static void choose_attention(Plan *p)
     if (pin && strcmp(pin, "local") == 0 && !whole) {
         diag_error(s->attention.loc, "batch-divides", "local attention needs a microbatch that is "
                    "a multiple of x*z = %d, not %" PRId64, xz, is->microbatch);
-        diag_hint("use attention = gather, or a batch of %" PRId64,
-                  (is->microbatch + xz - 1) / xz * xz * is->data);
+        int64_t micro = (is->microbatch + xz - 1) / xz * xz, unit = micro * is->data;
+        if (!s->microbatch.set)
+            diag_hint("use attention = gather, or a batch of %" PRId64, unit);
+        else if (is->batch % unit == 0)
+            diag_hint("use attention = gather, or microbatch = %" PRId64, micro);
+        else
+            diag_hint("use attention = gather, or microbatch = %" PRId64 " and a batch of %" PRId64,
+                      micro, (is->batch + unit - 1) / unit * unit);
     }
     bool balanced = s->rows.v && strcmp(s->rows.v, "balanced") == 0;
     bool plain = s->rows.v && strcmp(s->rows.v, "plain") == 0;

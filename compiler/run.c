@@ -153,7 +153,7 @@ int command_build(Compile *c)
 {
     if (c->o->target == NULL || strcmp(c->o->target, "cpu") != 0)
         die(EXIT_USAGE, "build needs --target cpu%s", c->o->target
-            && strcmp(c->o->target, "cuda") == 0 ? "; this version has no CUDA target" : "");
+            && strcmp(c->o->target, "cuda") == 0 ? "; emit writes the CUDA program" : "");
     if (c->o->output == NULL)
         die(EXIT_USAGE, "build needs -o EXE");
     struct stat st;

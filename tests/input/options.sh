@@ -24,11 +24,15 @@ fails 2 'unknown pass `graph,mesh`'                     "$t" check "$M" --stop g
 fails 2 '--explain knows slice, schedule and partition, not `slices`' \
     "$t" plan "$M" --explain slices
 fails 2 'build needs --target cpu'                      "$t" build "$M" -o x
-fails 2 'this version has no CUDA target'               "$t" build "$M" -o x --target cuda
+fails 2 'emit writes the CUDA program'                  "$t" build "$M" -o x --target cuda
 fails 2 'build needs -o EXE'                            "$t" build "$M" --target cpu
 fails 2 '--seed takes a whole number, not `x`'          "$t" check "$M" --seed x
 fails 2 'no section `trian`|did you mean `train`?'      "$t" check "$M" --set trian.batch=1
 fails 2 'no key `bach`|did you mean `batch`?'          "$t" check "$M" --set train.bach=1
+fails 2 'use attention = gather, or microbatch = 2' \
+    "$t" check "$M" --set plan.cube=[1,1,2] --set plan.attention=local --set plan.microbatch=1
+fails 2 'use attention = gather, or microbatch = 2 and a batch of 6' "$t" check "$M" \
+    --set plan.cube=[1,1,2] --set plan.attention=local --set plan.microbatch=1 --set train.batch=5
 fails 2 'KEY=VALUE'                                     "$t" check "$M" --set nonsense
 fails 2 'error'                                         "$t" check "$M" --set 'plan.cube=[1,2'
 fails 2 'error'                                         "$t" check "$M" --set train.batch=0
