@@ -351,9 +351,9 @@ bool simulate_trace(const Simulation *sim, const Schedule *s, const char *path)
     }
     fprintf(f, "\n]}\n");
     bool ok = !ferror(f);
-    int error = errno;
+    int error = ok ? 0 : errno;
     ok &= fclose(f) == 0;
-    if (!ok && error)
+    if (error)
         errno = error;
     return ok;
 }

@@ -37,6 +37,8 @@ fails 4 'could not write pipe: it is no regular file' \
 is 'the pipe is kept' -p pipe
 fails 4 '/dev/full: error: could not write the log'   "$t" run "$M" $D --log /dev/full
 fails 4 '/dev/full: error: could not write the trace' "$t" run "$M" $D --trace /dev/full
+fails 4 'could not write /dev/full: No space left' \
+    "$t" simulate "$M" --set plan.pipeline=2 --trace /dev/full
 works                                   "$t" run "$M" $D --log /dev/null
 if touch folder/x && chmod 555 folder && ! touch folder/y 2> err; then  # not as root
     fails 4 'Permission denied'         "$t" run "$M" $D --save folder/w
