@@ -414,6 +414,8 @@ Profile *profile_parse(const char *text, size_t n, const char **why)
     if (first < head + 2 || memcmp(text, MAGIC, head) != 0 || text[head] != ' ')
         return NULL;
     const char *version = str_of(text + head + 1, first - head - 1);
+    if (strspn(version, "0123456789") != first - head - 1)      // a line that ends in \r too
+        return NULL;
     *why = str_fmt("it is of version %s, and this teracube reads version %d", version,
                    PROFILE_VERSION);
     if (strcmp(version, str_fmt("%d", PROFILE_VERSION)) != 0)

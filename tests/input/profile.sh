@@ -36,6 +36,8 @@ sed 's/^\(stream .*\)/\1x/' good > p
 fails 1 'is no number|[profile-valid]'  "$t" simulate ./here.tcube
 sed 's/^load .*/load 9.99/' good > p
 fails 1 'its checksum does not fit'     "$t" simulate ./here.tcube
+sed "s/\$/$(printf '\r')/" good > p
+fails 1 'it is no profile: its first line is not' "$t" simulate ./here.tcube
 : > p
 fails 1 'it is no profile'              "$t" simulate ./here.tcube
 summary
