@@ -547,6 +547,7 @@ static void find_refused(Plan *p)
         { p->is.stages > 63, "more than 63 stages", s->pipeline.loc, "pipeline = 63" },
         { t->precision > PREC_BF16, "fp16 and fp8", t->precision_loc, "precision = bf16" },
         { t->reduce_bf16, "reduce = bf16", t->reduce_loc, "reduce = fp32" },
+        { s->prefetch.set && s->prefetch.v > 0, "prefetch", s->prefetch.loc, "prefetch = 0" },
         { is_word(s->partition, "summa"), "partition = summa(q)", s->partition.loc,
           "partition = 3d" },
     };
