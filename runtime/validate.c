@@ -8,8 +8,7 @@
  */
 #include "rt_impl.h"
 
-/* After `step` steps. All workers of all ranks call it. A signal ends it, without a figure, and
- * the run: then now.stop is set on all ranks. */
+/* After `step` steps. All workers of all ranks call it. */
 int rt_validate(RtWorker *w, int64_t step)
 {
     RtRank *r = w->rank;
@@ -27,14 +26,7 @@ int rt_validate(RtWorker *w, int64_t step)
         for (int i = 0; w->index == 0 && i < rt->nworkers; i++)
             loss += r->loss[i * 8];
         count += r->now.count;
-        if (w->index == 0) {
-            double stop = rt_signalled();
-            RT_TRY(rt_sum_doubles(w, &r->world, &stop, 1));
-            r->now.stop = stop > 0;
-        }
         RT_TRY(rt_team(w));
-        if (r->now.stop)
-            return RT_OK;
     }
     if (w->index)
         return RT_OK;
