@@ -396,13 +396,23 @@ static void outs(Emit *m, RtStep *s, const Inst *n)
     s->nouts = m->e->outs.n - s->first_out;
 }
 
+/* What belongs to no operator (sums of a step, the optimizer) is told by the loss's line. */
+static Loc loss_place(const Plan *p)
+{
+    for (int i = p->nforward - 1; i >= 0; i--)
+        if (p->ops.at[i].kind == OP_CE)
+            return p->ops.at[i].loc;
+    return (Loc){ 0 };
+}
+
 static void step(Emit *m, const Inst *n)
 {
     RtStep s = { .phase = (int32_t)n->phase, .kernel = -1, .rep = 1, .rowmap = -1, .rowmap_k = -1,
                  .colmap = -1, .columns_src = -1, .columns_dst = -1, .unit = -1, .grain = 1,
                  .reason = -1, .peer = -1 };
     s.name = text(m, n->name);
-    s.source = text(m, n->loc.end ? source_where(n->loc) : "");
+    Loc at = n->loc.end ? n->loc : loss_place(m->p);
+    s.source = text(m, at.end ? source_where(at) : "");
     outs(m, &s, n);
     switch (n->kind) {
     case I_ROWS:

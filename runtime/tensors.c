@@ -367,7 +367,7 @@ static int check_places(Rt *rt, const RtTensors *ts, int64_t data_at, int64_t si
                            (long long)t->end, (long long)size);
         end = t->end > end ? t->end : end;
     }
-    if (end < size)
+    if (ts->n > 0 && end < size)
         return rt_fail(rt, RT_USER, "%s: error: %lld bytes stand behind the last tensor: this is "
                        "not the file that was written [weights-file]", ts->file,
                        (long long)(size - end));
