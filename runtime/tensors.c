@@ -347,7 +347,6 @@ static int header(Json *j, RtTensors *out)
 /* Sizes agree, and the data lies inside the file. */
 static int check_places(Rt *rt, const RtTensors *ts, int64_t data_at, int64_t size)
 {
-    int64_t end = data_at;
     for (int i = 0; i < ts->n; i++) {
         RtTensor *t = &ts->tensor[i];
         int64_t n = (int64_t)rt_dtype_bytes(t->dtype);
@@ -365,12 +364,7 @@ static int check_places(Rt *rt, const RtTensors *ts, int64_t data_at, int64_t si
             return rt_fail(rt, RT_USER, "%s: error: the file is cut off: tensor %s ends at byte "
                            "%lld, the file at %lld [weights-file]", ts->file, t->name,
                            (long long)t->end, (long long)size);
-        end = t->end > end ? t->end : end;
     }
-    if (ts->n > 0 && end < size)
-        return rt_fail(rt, RT_USER, "%s: error: %lld bytes stand behind the last tensor: this is "
-                       "not the file that was written [weights-file]", ts->file,
-                       (long long)(size - end));
     return RT_OK;
 }
 
