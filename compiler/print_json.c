@@ -6,115 +6,24 @@
  * per call (send: sent), and how many calls all passes of a step make. A tensor names
  * the first stage that has it in `stage` and all in `stages`.
  */
+#include "json.h"
 #include "print.h"
-
-/* ---- writing JSON: commas and quotes are seen to here ---------------------------- */
-
-typedef struct { FILE *f; bool first; int depth; } Json;
-
-static void sep(Json *j)
-{
-    if (!j->first)
-        fputc(',', j->f);
-    j->first = false;
-    if (j->depth <= 2) {
-        fputc('\n', j->f);
-        for (int i = 0; i < j->depth; i++)
-            fputs("  ", j->f);
-    } else
-        fputc(' ', j->f);
-}
-
-static void quoted(Json *j, const char *s)
-{
-    fputc('"', j->f);
-    for (; *s; s++) {
-        unsigned char c = (unsigned char)*s;
-        if (c == '"' || c == '\\')
-            fprintf(j->f, "\\%c", c);
-        else if (c < 0x20)
-            fprintf(j->f, "\\u%04x", c);
-        else
-            fputc(c, j->f);
-    }
-    fputc('"', j->f);
-}
-
-static void key(Json *j, const char *name)
-{
-    sep(j);
-    if (name) {
-        quoted(j, name);
-        fputs(": ", j->f);
-    }
-}
-
-static void begin(Json *j, const char *name, char bracket)
-{
-    key(j, name);
-    fputc(bracket, j->f);
-    j->first = true;
-    j->depth++;
-}
-
-static void end(Json *j, char bracket)
-{
-    j->depth--;
-    if (!j->first && j->depth < 2) {
-        fputc('\n', j->f);
-        for (int i = 0; i < j->depth; i++)
-            fputs("  ", j->f);
-    } else if (!j->first)
-        fputc(' ', j->f);
-    fputc(bracket, j->f);
-    j->first = false;
-}
-
-static void text(Json *j, const char *name, const char *s)
-{
-    key(j, name);
-    if (s)
-        quoted(j, s);
-    else
-        fputs("null", j->f);
-}
-
-static void integer(Json *j, const char *name, int64_t n)
-{
-    key(j, name);
-    fprintf(j->f, "%" PRId64, n);
-}
-
-static void real(Json *j, const char *name, double x)
-{
-    key(j, name);
-    if (floor(x) == x && fabs(x) < 9e15)
-        fprintf(j->f, "%.0f", x);
-    else
-        fprintf(j->f, "%.17g", x);
-}
-
-static void null(Json *j, const char *name)
-{
-    key(j, name);
-    fputs("null", j->f);
-}
 
 static void axes(Json *j, const char *name, const Plan *p, Axes a, int rep)
 {
     a = print_axes(p, a, rep);
-    begin(j, name, '[');
+    json_begin(j, name, '[');
     if (a & AX_STAGE)
-        text(j, NULL, "stage");
+        json_text(j, NULL, "stage");
     if (a & AX_DATA)
-        text(j, NULL, "data");
+        json_text(j, NULL, "data");
     if (a & AX_X)
-        text(j, NULL, "x");
+        json_text(j, NULL, "x");
     if (a & AX_Y)
-        text(j, NULL, "y");
+        json_text(j, NULL, "y");
     if (a & AX_Z)
-        text(j, NULL, "z");
-    end(j, ']');
+        json_text(j, NULL, "z");
+    json_end(j, ']');
 }
 
 /* ---- parts of the object ----------------------------------------------------------- */
@@ -158,92 +67,92 @@ static uint64_t cluster_hash(const Config *c)
 static void json_head(Json *j, const Plan *p)
 {
     const Config *c = p->config;
-    integer(j, "schema", 1);
-    begin(j, "hashes", '{');
-    text(j, "model", str_fmt("%016" PRIx64, model_hash(p)));
-    text(j, "cluster", str_fmt("%016" PRIx64, cluster_hash(c)));
-    null(j, "prices");
-    end(j, '}');
-    begin(j, "warnings", '[');
+    json_integer(j, "schema", 1);
+    json_begin(j, "hashes", '{');
+    json_text(j, "model", str_fmt("%016" PRIx64, model_hash(p)));
+    json_text(j, "cluster", str_fmt("%016" PRIx64, cluster_hash(c)));
+    json_null(j, "prices");
+    json_end(j, '}');
+    json_begin(j, "warnings", '[');
     for (int i = 0; i < diag_nwarnings(); i++)
-        text(j, NULL, diag_warning_text(i));
-    end(j, ']');
-    begin(j, "model", '{');
-    text(j, "name", p->model_name);
-    integer(j, "parameters", print_parameters(p));
-    integer(j, "layers", p->layers);
-    end(j, '}');
-    begin(j, "cluster", '{');
-    text(j, "name", c->has_cluster ? c->cluster.name : "this machine");
-    integer(j, "devices", c->has_cluster ? (int64_t)(c->cluster.nodes.v * c->cluster.per_node.v)
-                                         : plan_ranks(p));
-    integer(j, "nodes", c->has_cluster ? (int64_t)c->cluster.nodes.v : 1);
-    end(j, '}');
+        json_text(j, NULL, diag_warning_text(i));
+    json_end(j, ']');
+    json_begin(j, "model", '{');
+    json_text(j, "name", p->model_name);
+    json_integer(j, "parameters", print_parameters(p));
+    json_integer(j, "layers", p->layers);
+    json_end(j, '}');
+    json_begin(j, "cluster", '{');
+    json_text(j, "name", c->has_cluster ? c->cluster.name : "this machine");
+    json_integer(j, "devices", c->has_cluster
+                 ? (int64_t)(c->cluster.nodes.v * c->cluster.per_node.v) : plan_ranks(p));
+    json_integer(j, "nodes", c->has_cluster ? (int64_t)c->cluster.nodes.v : 1);
+    json_end(j, '}');
 }
 
 static void json_mesh(Json *j, const Plan *p)
 {
     static const char *const name[] = { "stage", "data", "x", "y", "z" };
     int size[] = { p->is.stages, p->is.data, p->is.x, p->is.y, p->is.z };
-    begin(j, "mesh", '{');
-    begin(j, "order", '[');
+    json_begin(j, "mesh", '{');
+    json_begin(j, "order", '[');
     for (int i = 0; i < 5; i++)
-        text(j, NULL, name[i]);
-    end(j, ']');
-    begin(j, "axes", '[');
+        json_text(j, NULL, name[i]);
+    json_end(j, ']');
+    json_begin(j, "axes", '[');
     for (int i = 0; i < 5; i++) {
         int64_t stride = 1;
         for (int k = i + 1; k < 5; k++)
             stride *= size[k];
-        begin(j, NULL, '{');
-        text(j, "name", name[i]);
-        integer(j, "size", size[i]);
-        integer(j, "stride", stride);
-        null(j, "link");
-        null(j, "groups_per_port");
-        end(j, '}');
+        json_begin(j, NULL, '{');
+        json_text(j, "name", name[i]);
+        json_integer(j, "size", size[i]);
+        json_integer(j, "stride", stride);
+        json_null(j, "link");
+        json_null(j, "groups_per_port");
+        json_end(j, '}');
     }
-    end(j, ']');
-    end(j, '}');
+    json_end(j, ']');
+    json_end(j, '}');
 }
 
 static void json_layout(Json *j, const Plan *p)
 {
     const Choices *is = &p->is;
     const PlanSpec *s = &p->config->plan;
-    begin(j, "layout", '{');
-    integer(j, "data", is->data);
-    integer(j, "pipeline", is->stages);
-    integer(j, "chunks", is->chunks);
-    begin(j, "cube", '[');
-    integer(j, NULL, is->x);
-    integer(j, NULL, is->y);
-    integer(j, NULL, is->z);
-    end(j, ']');
+    json_begin(j, "layout", '{');
+    json_integer(j, "data", is->data);
+    json_integer(j, "pipeline", is->stages);
+    json_integer(j, "chunks", is->chunks);
+    json_begin(j, "cube", '[');
+    json_integer(j, NULL, is->x);
+    json_integer(j, NULL, is->y);
+    json_integer(j, NULL, is->z);
+    json_end(j, ']');
     const Pipeline *q = p->pipeline;
-    integer(j, "microbatch", q ? q->feed.b : is->microbatch);
-    begin(j, "slices", '[');
+    json_integer(j, "microbatch", q ? q->feed.b : is->microbatch);
+    json_begin(j, "slices", '[');
     if (q)
         for (int i = 0; i < q->feed.k; i++)
-            integer(j, NULL, q->feed.slice[i]);
+            json_integer(j, NULL, q->feed.slice[i]);
     else
-        integer(j, NULL, is->sequence);
-    end(j, ']');
-    text(j, "schedule", s->schedule.v ? s->schedule.v : "1f1b");
-    text(j, "recompute", print_recompute(p));
-    integer(j, "zero", is->zero);
-    begin(j, "turns", '[');
+        json_integer(j, NULL, is->sequence);
+    json_end(j, ']');
+    json_text(j, "schedule", s->schedule.v ? s->schedule.v : "1f1b");
+    json_text(j, "recompute", print_recompute(p));
+    json_integer(j, "zero", is->zero);
+    json_begin(j, "turns", '[');
     if (q)
         for (int i = 0; i < q->P * q->v; i++)
-            integer(j, NULL, q->section[i].turns);
+            json_integer(j, NULL, q->section[i].turns);
     else
-        integer(j, NULL, p->layers);
-    end(j, ']');
-    text(j, "attention", attention_word[is->attention]);
-    text(j, "rows", is->balanced ? "balanced" : "plain");
-    text(j, "keep", print_keep(is));
-    text(j, "vectors", is->shard_vectors ? "sharded" : "whole");
-    end(j, '}');
+        json_integer(j, NULL, p->layers);
+    json_end(j, ']');
+    json_text(j, "attention", attention_word[is->attention]);
+    json_text(j, "rows", is->balanced ? "balanced" : "plain");
+    json_text(j, "keep", print_keep(is));
+    json_text(j, "vectors", is->shard_vectors ? "sharded" : "whole");
+    json_end(j, '}');
 }
 
 static void json_predicted(Json *j, const Plan *p)
@@ -251,27 +160,27 @@ static void json_predicted(Json *j, const Plan *p)
     static const char *const figure[] = { "step_s", "tokens_per_s", "flops_per_device_per_s",
                                           "mfu", "hfu" };
     const Pipeline *q = p->pipeline;
-    begin(j, "predicted", '{');
+    json_begin(j, "predicted", '{');
     if (q) {
         const double v[] = { q->sim.step_s, q->tokens / q->sim.step_s,
                              q->model_flop / q->sim.step_s / plan_ranks(p), q->mfu, q->hfu };
         for (int i = 0; i < 5; i++)
-            real(j, figure[i], v[i]);
-        real(j, "formula_s", q->feed.formula_s);
-        real(j, "bubble", q->sim.bubble);
-        integer(j, "last_stage", q->sim.last);
+            json_real(j, figure[i], v[i]);
+        json_real(j, "formula_s", q->feed.formula_s);
+        json_real(j, "bubble", q->sim.bubble);
+        json_integer(j, "last_stage", q->sim.last);
     } else
         for (int i = 0; i < 5; i++)
-            null(j, figure[i]);
-    null(j, "error");
-    begin(j, "breakdown_s", '{');
+            json_null(j, figure[i]);
+    json_null(j, "error");
+    json_begin(j, "breakdown_s", '{');
     for (int i = 0; i < PARTS; i++)
         if (q)
-            real(j, part_word[i], q->sim.part[i]);
+            json_real(j, part_word[i], q->sim.part[i]);
         else
-            null(j, part_word[i]);
-    end(j, '}');
-    end(j, '}');
+            json_null(j, part_word[i]);
+    json_end(j, '}');
+    json_end(j, '}');
 }
 
 /* Stages of a plan on paper. */
@@ -279,86 +188,86 @@ static void json_estimates(Json *j, const Pipeline *q)
 {
     for (int r = 0; r < q->P; r++) {
         const StageMemory *m = &q->memory[r];
-        begin(j, NULL, '{');
-        integer(j, "stage", r);
-        integer(j, "parameters", (int64_t)m->parameters);
-        integer(j, "gradients", (int64_t)m->gradients);
-        integer(j, "optimizer", (int64_t)m->optimizer);
-        integer(j, "activations", (int64_t)m->activations);
-        integer(j, "keys_values", (int64_t)m->keys_values);
-        integer(j, "gathered", 0);
-        integer(j, "logits", (int64_t)m->logits);
-        integer(j, "workspace", (int64_t)m->workspace);
-        integer(j, "library", 0);
-        integer(j, "peak", (int64_t)m->peak);
-        integer(j, "free", q->plan->is.room_bytes - (int64_t)m->peak);
-        end(j, '}');
+        json_begin(j, NULL, '{');
+        json_integer(j, "stage", r);
+        json_integer(j, "parameters", (int64_t)m->parameters);
+        json_integer(j, "gradients", (int64_t)m->gradients);
+        json_integer(j, "optimizer", (int64_t)m->optimizer);
+        json_integer(j, "activations", (int64_t)m->activations);
+        json_integer(j, "keys_values", (int64_t)m->keys_values);
+        json_integer(j, "gathered", 0);
+        json_integer(j, "logits", (int64_t)m->logits);
+        json_integer(j, "workspace", (int64_t)m->workspace);
+        json_integer(j, "library", 0);
+        json_integer(j, "peak", (int64_t)m->peak);
+        json_integer(j, "free", q->plan->is.room_bytes - (int64_t)m->peak);
+        json_end(j, '}');
     }
 }
 
 static void json_step(Json *j, const Step *u)
 {
-    begin(j, NULL, '{');
-    text(j, "kind", step_word[u->kind]);
-    integer(j, "microbatch", u->microbatch);
-    integer(j, "slice", u->slice);
-    integer(j, "chunk", u->chunk);
-    end(j, '}');
+    json_begin(j, NULL, '{');
+    json_text(j, "kind", step_word[u->kind]);
+    json_integer(j, "microbatch", u->microbatch);
+    json_integer(j, "slice", u->slice);
+    json_integer(j, "chunk", u->chunk);
+    json_end(j, '}');
 }
 
 /* What the stages' step tables call, but for what comes before the first pass. */
 static void json_schedule(Json *j, const Plan *p)
 {
-    begin(j, "schedule", '[');
+    json_begin(j, "schedule", '[');
     for (int r = 0; r < p->is.stages; r++) {
         const Plan *s = plan_stage(p, r);
         const Steps *paper = s->calls.n ? NULL : &p->pipeline->schedule.stage[r];
-        begin(j, NULL, '{');
-        integer(j, "stage", r);
-        begin(j, "steps", '[');
+        json_begin(j, NULL, '{');
+        json_integer(j, "stage", r);
+        json_begin(j, "steps", '[');
         for (int i = 0; i < s->calls.n; i++)
             if (s->calls.at[i].step.kind != STEP_BEGIN)
                 json_step(j, &s->calls.at[i].step);
         for (int i = 0; paper && i < paper->n; i++)
             json_step(j, &paper->at[i]);
-        end(j, ']');
-        end(j, '}');
+        json_end(j, ']');
+        json_end(j, '}');
     }
-    end(j, ']');
+    json_end(j, ']');
 }
 
 static void json_stage(Json *j, const Plan *s)
 {
     Peak peak = print_peak(s);
-    begin(j, NULL, '{');
-    integer(j, "stage", s->stage);
-    integer(j, "parameters", peak.bytes[BUF_PARAMS]);
-    integer(j, "gradients", peak.bytes[BUF_GRADS]);
-    integer(j, "optimizer", peak.bytes[BUF_MOMENTS]);
-    integer(j, "activations", peak.bytes[BUF_ACTIVATION]);
-    integer(j, "keys_values", peak.keys_values);
-    integer(j, "gathered", peak.bytes[BUF_GATHERED]);
-    integer(j, "logits", peak.bytes[BUF_LOGITS]);
-    integer(j, "workspace", peak.bytes[BUF_WORK] + (s->block_bytes - peak.sum));   // and gaps
-    integer(j, "library", 0);
-    integer(j, "peak", s->block_bytes);
-    integer(j, "free", s->is.room_bytes - s->block_bytes);
-    integer(j, "units", peak.units);
-    end(j, '}');
+    json_begin(j, NULL, '{');
+    json_integer(j, "stage", s->stage);
+    json_integer(j, "parameters", peak.bytes[BUF_PARAMS]);
+    json_integer(j, "gradients", peak.bytes[BUF_GRADS]);
+    json_integer(j, "optimizer", peak.bytes[BUF_MOMENTS]);
+    json_integer(j, "activations", peak.bytes[BUF_ACTIVATION]);
+    json_integer(j, "keys_values", peak.keys_values);
+    json_integer(j, "gathered", peak.bytes[BUF_GATHERED]);
+    json_integer(j, "logits", peak.bytes[BUF_LOGITS]);
+    json_integer(j, "workspace", peak.bytes[BUF_WORK] + (s->block_bytes - peak.sum));   // and gaps
+    json_integer(j, "library", 0);
+    json_integer(j, "peak", s->block_bytes);
+    json_integer(j, "free", s->is.room_bytes - s->block_bytes);
+    json_integer(j, "units", peak.units);
+    json_end(j, '}');
 }
 
 static void json_memory(Json *j, const Plan *p)
 {
-    begin(j, "memory", '{');
-    integer(j, "device_bytes", p->is.room_bytes);
-    begin(j, "stages", '[');
+    json_begin(j, "memory", '{');
+    json_integer(j, "device_bytes", p->is.room_bytes);
+    json_begin(j, "stages", '[');
     if (p->pipeline && p->insts.n == 0)
         json_estimates(j, p->pipeline);
     else
         for (int r = 0; r < p->is.stages; r++)
             json_stage(j, plan_stage(p, r));
-    end(j, ']');
-    end(j, '}');
+    json_end(j, ']');
+    json_end(j, '}');
 }
 
 /* Bytes of an instruction's results that stay until the backward part, which is from `back`. */
@@ -392,26 +301,26 @@ static double product_bytes(const Plan *p, const Inst *x)
 static void json_operator(Json *j, const Plan *p, const Operator *o, InstId back)
 {
     const Inst *x = o->x;
-    begin(j, NULL, '{');
-    text(j, "name", o->name);
-    text(j, "source", source_where(x->loc));
-    integer(j, "stage", p->stage);
+    json_begin(j, NULL, '{');
+    json_text(j, "name", o->name);
+    json_text(j, "source", source_where(x->loc));
+    json_integer(j, "stage", p->stage);
     if (x->kind == I_GEMM) {
-        integer(j, "m", x->m);
-        integer(j, "n", x->n);
-        integer(j, "k", x->k);
-        real(j, "flops", 2 * (double)x->m * (double)x->n * (double)x->k);
-        real(j, "bytes", product_bytes(p, x));
+        json_integer(j, "m", x->m);
+        json_integer(j, "n", x->n);
+        json_integer(j, "k", x->k);
+        json_real(j, "flops", 2 * (double)x->m * (double)x->n * (double)x->k);
+        json_real(j, "bytes", product_bytes(p, x));
     } else {
         static const char *const none[] = { "m", "n", "k", "flops", "bytes" };
         for (int q = 0; q < 5; q++)
-            null(j, none[q]);
+            json_null(j, none[q]);
     }
-    null(j, "forward_s");
-    null(j, "backward_s");
-    integer(j, "saved_bytes", saved_bytes(p, x, back));
-    integer(j, "count", o->count);
-    end(j, '}');
+    json_null(j, "forward_s");
+    json_null(j, "backward_s");
+    json_integer(j, "saved_bytes", saved_bytes(p, x, back));
+    json_integer(j, "count", o->count);
+    json_end(j, '}');
 }
 
 /* Local matrix products and kernels of a stage's forward part; equal turns once. */
@@ -446,10 +355,10 @@ static void json_stage_operators(Json *j, const Plan *p)
 
 static void json_operators(Json *j, const Plan *p)
 {
-    begin(j, "operators", '[');
+    json_begin(j, "operators", '[');
     for (int r = 0; r < p->is.stages; r++)
         json_stage_operators(j, plan_stage(p, r));
-    end(j, ']');
+    json_end(j, ']');
 }
 
 /* How a buffer's numbers are stored. */
@@ -470,33 +379,33 @@ static void json_param(Json *j, const Plan *p, int w)
     if (h.unit == NULL)
         return;
     const ParamUnit *u = h.unit;
-    begin(j, NULL, '{');
-    text(j, "name", a->name);
-    begin(j, "shape", '[');
+    json_begin(j, NULL, '{');
+    json_text(j, "name", a->name);
+    json_begin(j, "shape", '[');
     if (a->kind != PARAM_VECTOR)
-        integer(j, NULL, a->rows);
-    integer(j, NULL, a->width);
-    end(j, ']');
-    text(j, "dtype", stored_word(p, THE_PARAMS));
-    begin(j, "layout", '{');
+        json_integer(j, NULL, a->rows);
+    json_integer(j, NULL, a->width);
+    json_end(j, ']');
+    json_text(j, "dtype", stored_word(p, THE_PARAMS));
+    json_begin(j, "layout", '{');
     axes(j, "rows", p, u->row_axis, u->rep);
     axes(j, "columns", p, u->col_axis, u->rep);
     axes(j, "replicated", p, u->repl | AX_DATA, u->rep);
     axes(j, "spread", p, u->spread, u->rep);        // the block, flattened row by row
-    end(j, '}');
-    begin(j, "local_shape", '[');
+    json_end(j, '}');
+    json_begin(j, "local_shape", '[');
     if (a->kind != PARAM_VECTOR)
-        integer(j, NULL, h.rows);
-    integer(j, NULL, h.cols);
-    end(j, ']');
-    integer(j, "local_bytes", h.elements * print_param_bytes(p));
-    integer(j, "stage", first - 1);
-    begin(j, "stages", '[');
+        json_integer(j, NULL, h.rows);
+    json_integer(j, NULL, h.cols);
+    json_end(j, ']');
+    json_integer(j, "local_bytes", h.elements * print_param_bytes(p));
+    json_integer(j, "stage", first - 1);
+    json_begin(j, "stages", '[');
     for (int r = first - 1; r < p->is.stages; r++)
         if (print_param_home(plan_stage(p, r), w).unit)
-            integer(j, NULL, r);
-    end(j, ']');
-    end(j, '}');
+            json_integer(j, NULL, r);
+    json_end(j, ']');
+    json_end(j, '}');
 }
 
 static void json_activation(Json *j, const Plan *p, const Value *v)
@@ -508,28 +417,29 @@ static void json_activation(Json *j, const Plan *p, const Value *v)
     for (int i = 0; tokens == 0 && i < m->nslices; i++)
         tokens += p->is.slice[m->first + i];
     Axes all = AX_X | AX_YK | AX_Z | (l->rep > 1 ? AX_YR : 0);
-    begin(j, NULL, '{');
-    text(j, "name", t->name);
-    begin(j, "shape", '[');
-    integer(j, NULL, p->is.microbatch * p->is.data * tokens);      // of one pass
-    integer(j, NULL, t->width);
-    end(j, ']');
-    text(j, "dtype", stored_word(p, v->buffer));
-    begin(j, "layout", '{');
+    json_begin(j, NULL, '{');
+    json_text(j, "name", t->name);
+    json_begin(j, "shape", '[');
+    json_integer(j, NULL, p->is.microbatch * p->is.data * tokens);      // of one pass
+    json_integer(j, NULL, t->width);
+    json_end(j, ']');
+    json_text(j, "dtype", stored_word(p, v->buffer));
+    json_begin(j, "layout", '{');
     axes(j, "rows", p, l->rows | AX_DATA, l->rep);
     axes(j, "columns", p, l->cols, l->rep);
     axes(j, "replicated", p, all & (Axes)~(l->rows | l->cols | l->partial), l->rep);
-    end(j, '}');
-    begin(j, "local_shape", '[');
-    integer(j, NULL, v->rows);
-    integer(j, NULL, v->cols);
-    end(j, ']');
-    integer(j, "local_bytes", v->rows * v->cols * dtype_bytes(p, p->buffers.at[v->buffer].dtype));
-    integer(j, "stage", p->stage);
-    begin(j, "stages", '[');
-    integer(j, NULL, p->stage);
-    end(j, ']');
-    end(j, '}');
+    json_end(j, '}');
+    json_begin(j, "local_shape", '[');
+    json_integer(j, NULL, v->rows);
+    json_integer(j, NULL, v->cols);
+    json_end(j, ']');
+    json_integer(j, "local_bytes",
+                 v->rows * v->cols * dtype_bytes(p, p->buffers.at[v->buffer].dtype));
+    json_integer(j, "stage", p->stage);
+    json_begin(j, "stages", '[');
+    json_integer(j, NULL, p->stage);
+    json_end(j, ']');
+    json_end(j, '}');
 }
 
 /* Is v to be shown: rows that are kept or handed on, whole? */
@@ -544,7 +454,7 @@ static bool is_activation(const Plan *p, const Value *v)
  * first slice that make them; names are unique. */
 static void json_tensors(Json *j, const Plan *p)
 {
-    begin(j, "tensors", '[');
+    json_begin(j, "tensors", '[');
     for (int w = 0; w < p->params.n; w++)
         json_param(j, p, w);
     Map *done = map_new();
@@ -559,7 +469,7 @@ static void json_tensors(Json *j, const Plan *p)
                 json_activation(j, s, v);
             }
     }
-    end(j, ']');
+    json_end(j, ']');
 }
 
 static void json_stage_collectives(Json *j, const Plan *p)
@@ -570,33 +480,33 @@ static void json_stage_collectives(Json *j, const Plan *p)
         const Traffic *t = &all.at[i];
         const Inst *c = t->inst;
         bool transfer = c->coll == COLL_SEND || c->coll == COLL_RECV;
-        begin(j, NULL, '{');
-        text(j, "kind", coll_word[c->coll]);
+        json_begin(j, NULL, '{');
+        json_text(j, "kind", coll_word[c->coll]);
         axes(j, "axes", p, transfer ? AX_STAGE : c->axes, c->rep);
-        integer(j, "group_size", t->size);
-        text(j, "tensor", t->tensor);
-        real(j, "bytes", t->bytes);
-        integer(j, "count_per_step", t->calls);
-        null(j, "seconds");
-        null(j, "exposed_s");
-        null(j, "algorithm");
-        null(j, "stream");
-        text(j, "phase", phase[c->phase]);
-        text(j, "reason", t->reason);
-        text(j, "source", source_where(c->loc));
-        integer(j, "stage", p->stage);
+        json_integer(j, "group_size", t->size);
+        json_text(j, "tensor", t->tensor);
+        json_real(j, "bytes", t->bytes);
+        json_integer(j, "count_per_step", t->calls);
+        json_null(j, "seconds");
+        json_null(j, "exposed_s");
+        json_null(j, "algorithm");
+        json_null(j, "stream");
+        json_text(j, "phase", phase[c->phase]);
+        json_text(j, "reason", t->reason);
+        json_text(j, "source", source_where(c->loc));
+        json_integer(j, "stage", p->stage);
         if (transfer)
-            integer(j, "peer", c->peer);
-        end(j, '}');
+            json_integer(j, "peer", c->peer);
+        json_end(j, '}');
     }
 }
 
 static void json_collectives(Json *j, const Plan *p)
 {
-    begin(j, "collectives", '[');
+    json_begin(j, "collectives", '[');
     for (int r = 0; r < p->is.stages; r++)
         json_stage_collectives(j, plan_stage(p, r));
-    end(j, ']');
+    json_end(j, ']');
 }
 
 void print_json(const Plan *p, bool schedule, FILE *f)
@@ -613,6 +523,6 @@ void print_json(const Plan *p, bool schedule, FILE *f)
     json_collectives(j, p);
     if (schedule)
         json_schedule(j, p);
-    end(j, '}');
+    json_end(j, '}');
     fputc('\n', f);
 }
