@@ -1,34 +1,15 @@
 /*
- * cost.c - what things cost in seconds: matrix products, kernels that move bytes,
- * collectives, transfers; and from these a pass of a slice over one turn.
+ * cost.c - a pass of a slice over one turn in seconds: the operators of the turn as terms
+ * that price.c prices.
  *
- * The unit is a second of wall time on one rank. Parameters are the device and
- * cluster sections; without them this machine is assumed (see assumed_machine).
- * What the list keeps per turn is a list of terms, each linear in the tokens of
- * the slice but for these two:
+ * Terms are linear in the tokens of the slice but for products and attention. A pass
+ * takes the sum of its terms, or the time to start its kernels where that is longer: the
+ * host runs ahead of the device (what starts a collective is in its alpha). Where a core
+ * starts its own kernels, that takes time of its own.
  *
- *   product    max(2mnk / (matrix * e(m,n,k)), bytes / memory),
- *              e = TOP * k/(k + DEEP) * mn/(mn + tile)
- *   attention  FLOP of the (query, key) pairs / (matrix * ATTENTION), at least the bytes
- *   rows       bytes that enter or leave a run of row operators / (memory * STREAM)
- *   ring       steps * alpha + bytes received / rate of the group
- *
- * A pass takes the sum of its terms, or the time to start its kernels where that is
- * longer: the host runs ahead of the device (what starts a collective is in its alpha).
- * On a profiled machine products come from the measured grid, bytes from the measured
- * streams, attention from the measured turn where heads are of the same size, rings from
- * the measured calls, and starting kernels takes time of its own. Ranks of this machine
- * are priced as if each had its cores; the simulation shares them out (simulate.c).
- *
- * Rings: all-gather and reduce-scatter take p-1 steps and (p-1)/p of the whole; an
- * all-reduce is both. Groups inside a node have its link; one that crosses nodes has its
- * node's ports, shared with the groups of the node's other devices.
- *
- * Known lies: kernels never overlap each other; every rank is as fast as the next;
- * congestion between groups of different axes is left out; a ring is always a ring
- * (no trees, no hierarchy); a partial sum is reduced at the size of a stored number;
- * row operators move each stored operand once; conversions between the layouts A and
- * B outside of linears are not priced, nor what sharing one reduce-scatter saves.
+ * Known lies: kernels never overlap each other; row operators move each stored operand
+ * once; conversions between the layouts A and B outside of linears are not priced, nor
+ * what sharing one reduce-scatter saves.
  *
  * Letters: e bytes of a number, N tokens (b sequences of l), c context, p ranks of
  * a group, T tokens a rank's x share has.
@@ -36,255 +17,13 @@
 #include "partition.h"
 #include "predict.h"
 
-/* TUNING: best share of the matrix rate that products reach, and the depth k at which half
- * of it is lost. Aceso's V100 products (calib_v100_ops_aceso.csv, tensor parallel 1): 80 to
- * 87 of 125 TFLOP/s forward at k = 5120, 97 to 105 in the backward pass; 76 at k = 1024;
- * 60 at k = 512. */
-static const double TOP = 0.76, DEEP = 100;
-/* TUNING: results at which a product reaches half its speed, as a share of the matrix
- * rate: one wave of tiles over all units. 125 TFLOP/s: 5e5, 30 tiles of 128 x 128. The same
- * file: 2048 x 1024 x 1024 takes 73 us, 59 TFLOP/s. */
-static const double TILE_SHARE = 1 / 2.5e8;
-/* TUNING: fused attention on matrix units; 0.35 is what FlashAttention-2 reaches on
- * A100 forward and backward together with masks, less its best case of 0.6. */
-static const double ATTENTION = 0.35;
-/* Backward forms the scores again and makes three products of two: 5 to 2. */
-static const double ATTENTION_BACK = 2.5;
-/* TUNING: of the memory's rate that streaming kernels reach (stream benchmarks: 0.8 to 0.9). */
-static const double STREAM = 0.8;
-/* TUNING: to start a kernel, where the device section does not say. */
-static const double LAUNCH_GPU = 5e-6, LAUNCH_CPU = 1e-6;
-
-/* ---- the machine ------------------------------------------------------------------ */
-
-static double num_or(Num n, double otherwise) { return n.set ? n.v : otherwise; }
-
-/* TUNING: a core of this machine, until it is profiled: 60 GFLOP/s in fp32 products, 5
- * GB/s of memory. Ranks take turns on the cores, and memcpy is the link. */
-static Prices assumed_machine(const Plan *p)
-{
-    int workers = p->is.workers > 1 ? p->is.workers : 1;
-    double half = p->is.precision == PREC_FP64 ? 0.5 : 1;
-    return (Prices){ .matrix = 60e9 * workers * half, .vector = 8e9 * workers * half,
-                     .memory = 5e9 * workers, .launch = LAUNCH_CPU, .tile = 256, .link = 5e9,
-                     .link_alpha = 2e-6, .port = 5e9, .port_alpha = 2e-6, .ports = 1,
-                     .per_node = 1 << 20, .nodes = 1, .assumed = true,
-                     .cores = machine_cores(), .workers = workers };
-}
-
-/* What was measured takes the place of the data sheet. */
-static void use_profile(Prices *w, const Profile *f, const Plan *p)
-{
-    int ranks = plan_ranks(p), here = ranks < w->per_node ? ranks : w->per_node;
-    double alpha, rate;
-    w->workers = w->workers > 1 ? w->workers : 1;
-    w->at_work = (double)here * w->workers < f->cores ? (double)here * w->workers : f->cores;
-    w->profile = f;
-    w->ranks = here;
-    w->serial = true;
-    w->assumed = false;
-    w->matrix = w->workers * profile_peak(f, p->is.precision == PREC_FP64, w->at_work);
-    w->memory = w->workers * f->streams.at[f->streams.n - 1].rate[w->at_work > 1];
-    w->launch = f->step[w->workers > 1];
-    if (profile_ring(f, RING_SEND, 2, 2, &alpha, &rate)) {
-        w->link_alpha = alpha;
-        w->link = rate;
-    }
-}
-
-Prices cost_prices(const Plan *p)
-{
-    const Config *c = p->config;
-    Prices w = { .workers = 1 };
-    if (!c->has_cluster || c->cluster.device < 0) {
-        w = assumed_machine(p);
-        if (c->here)
-            use_profile(&w, c->here, p);
-        return w;
-    }
-    const Cluster *k = &c->cluster;
-    const Device *d = &c->devices.at[k->device];
-    w.vector = num_or(d->vector, 10e12);
-    double matrix = num_or(d->matrix, 8 * w.vector);
-    switch (p->is.precision) {
-    case PREC_FP64: w.matrix = num_or(d->matrix_fp64, w.vector / 2); break;
-    case PREC_FP32: w.matrix = num_or(d->matrix_fp32, w.vector); break;
-    case PREC_FP8: w.matrix = num_or(d->matrix_fp8, matrix); break;
-    default: w.matrix = matrix;
-    }
-    w.memory = num_or(d->bandwidth, 1e12);
-    w.launch = num_or(d->launch, d->arch.v && strncmp(d->arch.v, "sm_", 3) == 0 ? LAUNCH_GPU
-                                                                                : LAUNCH_CPU);
-    w.tile = w.matrix * TILE_SHARE;
-    w.nodes = (int)num_or(k->nodes, 1);
-    w.per_node = (int)num_or(k->per_node, 1);
-    w.port = num_or(k->network_rate, num_or(k->link_rate, 25e9));
-    w.port_alpha = num_or(k->network_latency, 10e-6);
-    w.link = num_or(k->link_rate, w.port);
-    w.link_alpha = num_or(k->link_latency, 5e-6);
-    w.ports = (int)num_or(k->ports, 1);
-    if (k->spine_nodes.set) {
-        w.spine_nodes = (int)k->spine_nodes.v;
-        w.spine = num_or(k->spine_rate, w.port);
-        w.spine_alpha = num_or(k->spine_latency, w.port_alpha);
-    }
-    if (d->rates)
-        use_profile(&w, d->rates, p);
-    return w;
-}
-
-static int axis_size(const Plan *p, const char *a)
-{
-    switch (*a) {
-    case 's': return p->is.stages;
-    case 'd': return p->is.data;
-    case 'x': return p->is.x;
-    case 'y': return p->is.y;
-    default: return p->is.z;
-    }
-}
-
-int cost_stride(const Plan *p, const char *axis)
-{
-    static const char *const usual[] = { "stage", "data", "x", "y", "z" };
-    const PlanSpec *s = &p->config->plan;
-    int stride = 1;
-    for (int i = 5; i-- > 0;) {
-        const char *a = s->ranks.n == 5 ? s->ranks.at[i] : usual[i];
-        if (*a == *axis)
-            return stride;
-        stride *= axis_size(p, a);
-    }
-    return stride;
-}
-
-/* Members of the group of rank 0, and how the nodes lie under them. */
-Group cost_group(const Plan *p, const Prices *w, Axes axes)
-{
-    static const struct { Axes axis; const char *name; } all[] = {
-        { AX_DATA, "data" }, { AX_X, "x" }, { AX_YK, "y" }, { AX_Z, "z" } };
-    Group g = { .size = 1, .rate = w->link, .alpha = w->link_alpha };
-    int reach = 0, here = 1;            // farthest member; members in the first node
-    for (int i = 0; i < 4; i++)
-        if (axes & all[i].axis) {
-            g.size *= axis_size(p, all[i].name);
-            reach += (axis_size(p, all[i].name) - 1) * cost_stride(p, all[i].name);
-        }
-    if (reach < w->per_node) {
-        double steps = g.size > 1 ? g.size - 1 : 1;
-        if (w->profile && g.size > 1) {
-            if (profile_ring(w->profile, RING_GATHER, g.size, w->ranks, &g.alpha, &g.rate))
-                g.alpha /= steps;
-            if (profile_ring(w->profile, RING_SUM, g.size, w->ranks, &g.sum_alpha, &g.sum_rate))
-                g.sum_alpha /= steps;
-        }
-        return g;
-    }
-    here = 0;
-    for (int rank = 0; rank < w->per_node && rank <= reach; rank++) {
-        bool in = true;
-        for (int i = 0; i < 5; i++) {
-            static const char *const name[] = { "stage", "data", "x", "y", "z" };
-            static const Axes of[] = { 0, AX_DATA, AX_X, AX_YK, AX_Z };
-            int coord = rank / cost_stride(p, name[i]) % axis_size(p, name[i]);
-            in &= coord == 0 || (axes & of[i]);
-        }
-        here += in;
-    }
-    if (here < 1)
-        here = 1;
-    double groups = (double)w->per_node / here;
-    double rate = w->ports * w->port / groups;
-    bool spine = w->spine_nodes && reach >= w->spine_nodes * w->per_node;
-    if (spine && w->spine * w->ports / groups < rate)
-        rate = w->spine * w->ports / groups;
-    g.crosses = true;
-    g.rate = rate < w->link ? rate : w->link;
-    g.alpha = spine ? w->spine_alpha : w->port_alpha;
-    return g;
-}
-
-/* ---- prices ------------------------------------------------------------------------ */
-
-/* Workers of a rank cut the larger side of a result. */
-static double measured_product(const Prices *w, ProductForm form, double m, double n, double k,
-                               double e)
-{
-    *(m >= n ? &m : &n) /= w->workers;
-    return profile_product(w->profile, e > 4, form, m, n, k, w->at_work);
-}
-
-double cost_product(const Prices *w, ProductForm form, double m, double n, double k, double e,
-                    double more_bytes)
-{
-    if (m <= 0 || n <= 0 || k <= 0)
-        return 0;
-    double speed = w->matrix * TOP * k / (k + DEEP) * (m * n / (m * n + w->tile));
-    double flop_s = w->profile ? measured_product(w, form, m, n, k, e) : 2 * m * n * k / speed;
-    double bytes_s = cost_bytes(w, e * (m * k + k * n + m * n) + more_bytes);
-    return flop_s > bytes_s ? flop_s : bytes_s;
-}
-
-double cost_bytes(const Prices *w, double bytes)
-{
-    return w->profile ? profile_stream(w->profile, bytes / w->workers, w->at_work)
-                      : bytes / (w->memory * STREAM);
-}
-
-double cost_ring(const Group *g, RingKind kind, double steps, double bytes)
-{
-    double moves = steps * g->alpha + bytes / g->rate;
-    double sums = g->sum_rate > 0 ? steps * g->sum_alpha + bytes / g->sum_rate : moves;
-    if (g->size <= 1)
-        return 0;
-    return kind == RING_GATHER ? moves : kind == RING_SUM ? sums : (moves + sums) / 2;
-}
-
-double cost_pairs(const Term *t, double b, double l, double c, double L)
-{
-    double pairs;
-    if (!t->causal)
-        pairs = l * L;
-    else
-        pairs = l * c + l * (l + 1) / 2;
-    if (t->causal && t->window > 0 && c + l > (double)t->window) {
-        double w = (double)t->window, full = c + l - (c > w ? c : w);   // rows that see w keys
-        double rest = l - full;                                          // rows c+1 .. c+rest
-        pairs = full * w + rest * c + rest * (rest + 1) / 2;
-    }
-    return b * pairs;
-}
-
-/* A rank of stage r receives `bytes` from the stage before it (after it, for gradients). */
-double cost_transfer(const Cost *c, int r, bool forward, double bytes)
-{
-    const Plan *p = c->plan;
-    const Prices *w = &c->prices;
-    int stride = cost_stride(p, "stage"), P = p->is.stages;
-    int from = forward ? (r + P - 1) % P : (r + 1) % P;
-    int a = from * stride / w->per_node, b = r * stride / w->per_node;
-    if (P == 1)
-        return 0;
-    if (a == b)
-        return w->link_alpha + bytes / w->link;
-    int sending = 0;                    // devices of the sender's node that send elsewhere
-    for (int rank = a * w->per_node; rank < (a + 1) * w->per_node && rank < plan_ranks(p); rank++) {
-        int stage = rank / stride % P, to = forward ? (stage + 1) % P : (stage + P - 1) % P;
-        bool ends = forward ? stage == P - 1 : stage == 0;
-        if (!ends && (rank + (to - stage) * stride) / w->per_node != a)
-            sending++;
-    }
-    double rate = w->ports * w->port / (sending > 0 ? sending : 1);
-    return w->port_alpha + bytes / (rate < w->link ? rate : w->link);
-}
-
 double cost_sync(const Cost *c, double parameters)
 {
     int d = c->plan->is.data;
-    Group g = cost_group(c->plan, &c->prices, AX_DATA);
+    Group g = price_group(&c->prices, &c->mesh, AX_DATA);
     double part = parameters * c->gradient * (d - 1) / d;
-    return d == 1 ? 0 : c->plan->is.zero >= 1 ? cost_ring(&g, RING_SUM, d - 1, part)
-                                              : cost_ring(&g, RING_ALL, 2 * (d - 1), 2 * part);
+    return c->plan->is.zero >= 1 ? price_collective(&c->prices, &g, RING_SUM, 1, part)
+                                 : price_collective(&c->prices, &g, RING_ALL, 1, 2 * part);
 }
 
 double cost_update(const Cost *c, double parameters, double *gather_s)
@@ -294,11 +33,11 @@ double cost_update(const Cost *c, double parameters, double *gather_s)
     double moments = p->config->train.optimizer == OPT_ADAMW ? 2 : 1, wide = c->gradient;
     double bytes = wide * (1 + 2 * moments) + 2 * (c->element < 4 ? 4 : c->element) +
                    (c->element < 4 ? c->element : 0);
-    Group g = cost_group(p, &c->prices, AX_DATA);
+    Group g = price_group(&c->prices, &c->mesh, AX_DATA);
     bool shards = p->is.zero >= 1 && d > 1;
     double whole = parameters * c->element * (d - 1) / d;
-    *gather_s = shards ? cost_ring(&g, RING_GATHER, d - 1, whole) : 0;
-    return cost_bytes(&c->prices, bytes * (shards ? parameters / d : parameters));
+    *gather_s = shards ? price_collective(&c->prices, &g, RING_GATHER, 1, whole) : 0;
+    return price_bytes(&c->prices, bytes * (shards ? parameters / d : parameters));
 }
 
 /* ---- a pass over one turn ------------------------------------------------------------ */
@@ -308,39 +47,10 @@ static void add_time(Seconds *s, int axis, double t)
     *(axis == 0 ? &s->x : axis == 1 ? &s->y : &s->z) += t;
 }
 
-/* From the measured turn; rows in order: the last rank of x, z sees the most keys. */
-static double measured_attention(const Cost *c, const Term *t, const TurnRate *turn, double b,
-                                 double l, double context)
-{
-    double parts = t->gather ? c->plan->is.x * c->plan->is.z : 1, rows = l / parts;
-    double before = c->plan->is.balanced ? (l - rows) / 2 : l - rows;
-    return b * t->heads * parts / c->prices.workers *
-           profile_attention(turn, t->backward, rows, context + before);
-}
-
-static const TurnRate *turn_of(const Cost *c, const Term *t)
-{
-    bool plain = c->prices.profile && t->causal && t->window == 0;
-    return plain ? profile_turn(c->prices.profile, c->element > 4, (int)t->hd, t->per_kv) : NULL;
-}
-
 static double attention_s(const Cost *c, const Term *t, double b, double l, double context)
 {
-    const TurnRate *turn = turn_of(c, t);
-    if (turn)
-        return measured_attention(c, t, turn, b, l, context);
-    double L = (double)c->plan->is.sequence;
-    double flop = cost_pairs(t, b, l, context, L) * t->pair_flop;
-    if (t->gather && t->causal && !c->plan->is.balanced) {
-        /* rows in order: the last rank of x, z sees the most keys */
-        double g = c->plan->is.x * c->plan->is.z;
-        flop = b * l * (context + l - l / g / 2) * t->pair_flop;
-    }
-    double keys = t->causal && t->window && context + l > (double)t->window ? (double)t->window + l
-                                                                       : context + l;
-    double s = flop / (c->prices.matrix * ATTENTION);
-    double bytes_s = cost_bytes(&c->prices, b * (l * t->token_bytes + keys * t->bytes));
-    return (s > bytes_s ? s : bytes_s) * (t->backward ? t->ratio : 1);
+    return price_attention(&c->prices, &c->mesh, &t->attention, t->backward, c->plan->is.balanced,
+                           c->element, b, l, context, (double)c->plan->is.sequence);
 }
 
 /* Terms of a pass; context >= 0: only what attention adds over an empty context. */
@@ -357,12 +67,12 @@ static PassCost terms_pass(const Cost *c, int class, double b, double l, double 
         switch (u->kind) {
         case TERM_PRODUCT:
             sec = u->sums_tokens
-                ? cost_product(w, u->form, u->m, u->n, u->k * N, c->element, u->bytes)
-                : cost_product(w, u->form, u->m * N, u->n, u->k, c->element, u->bytes);
+                ? price_product(w, u->form, u->m, u->n, u->k * N, c->element, u->bytes)
+                : price_product(w, u->form, u->m * N, u->n, u->k, c->element, u->bytes);
             s->compute += sec;
             break;
         case TERM_BYTES:
-            s->compute += cost_bytes(w, u->token_bytes * N + u->bytes);
+            s->compute += price_bytes(w, u->token_bytes * N + u->bytes);
             break;
         case TERM_ATTENTION:
             sec = attention_s(c, u, b, l, context);
@@ -372,7 +82,7 @@ static PassCost terms_pass(const Cost *c, int class, double b, double l, double 
             again += u->backward ? 0 : sec;
             break;
         case TERM_COLLECTIVE:
-            sec = cost_ring(&u->group, u->ring, u->steps, u->token_bytes * N + u->bytes);
+            sec = price_collective(w, &u->group, u->ring, u->calls, u->token_bytes * N + u->bytes);
             if (u->hidden)
                 hidden[u->backward] += sec;
             else
@@ -497,7 +207,7 @@ static Term *term(Build *b, TermKind kind, const Op *o)
 static void collective(Build *b, const Op *o, RingKind ring, Axes axes, double columns,
                        double bytes, bool hidden)
 {
-    Group g = cost_group(b->p, &b->c->prices, axes);
+    Group g = price_group(&b->c->prices, &b->c->mesh, axes);
     if (g.size <= 1)
         return;
     Term *t = term(b, TERM_COLLECTIVE, o);
@@ -505,7 +215,7 @@ static void collective(Build *b, const Op *o, RingKind ring, Axes axes, double c
     t->axis = axes & AX_X && !(axes & AX_Z) ? 0 : axes & AX_YK ? 1 : 2;
     t->group = g;
     t->ring = ring;
-    t->steps = g.size - 1;
+    t->calls = 1;
     t->token_bytes = columns * b->real * part / b->p->is.x;
     t->bytes = bytes * part;
     t->hidden = hidden;
@@ -576,27 +286,27 @@ static void attention_terms(Build *b, OpId id)
     if (back && is->attention == ATT_GATHER)
         collective(b, o, RING_SUM, xz, (k + v) / heads_y * is->x, 0, false);
     Term *t = term(b, TERM_ATTENTION, o);
-    t->causal = o->causal;
-    t->window = o->window;
-    t->gather = is->attention == ATT_GATHER && is->x * is->z > 1;
-    t->pair_flop = 2 * (q + q / k * v) / b->xyz;
-    t->ratio = ATTENTION_BACK;
-    t->heads = o->heads / b->xyz;
-    t->hd = q / o->heads;
-    t->per_kv = (double)o->heads / o->kv_heads;
-    t->token_bytes = 2 * q * b->real / b->xyz;
-    t->bytes = (k + v) * b->real / heads_y / (t->gather ? 1 : is->x * is->z);
+    Attention *a = &t->attention;
+    a->causal = o->causal;
+    a->window = o->window;
+    a->gather = is->attention == ATT_GATHER && is->x * is->z > 1;
+    a->pair_flop = 2 * (q + q / k * v) / b->xyz;
+    a->heads = o->heads / b->xyz;
+    a->hd = q / o->heads;
+    a->per_kv = (double)o->heads / o->kv_heads;
+    a->query_bytes = 2 * q * b->real / b->xyz;
+    a->key_bytes = (k + v) * b->real / heads_y / (a->gather ? 1 : is->x * is->z);
     b->t->kernels[back] += back ? 2 : 1;
     if (back)
         return;
-    b->t->kv_bytes += t->bytes;
-    b->t->dkv_bytes += (k + v) * b->c->gradient / heads_y / (t->gather ? 1 : is->x * is->z);
+    b->t->kv_bytes += a->key_bytes;
+    b->t->dkv_bytes += (k + v) * b->c->gradient / heads_y / (a->gather ? 1 : is->x * is->z);
 }
 
 static void loss_terms(Build *b, const Op *o, const TensorId logits)
 {
     double V = (double)tensor(b, logits)->width / b->xyz;
-    Group g = cost_group(b->p, &b->c->prices, AX_YK);
+    Group g = price_group(&b->c->prices, &b->c->mesh, AX_YK);
     Term *t = term(b, TERM_BYTES, o);
     t->token_bytes = V * b->real * (o->kind == OP_CE ? 1 : 2);
     b->t->kernels[t->backward]++;
@@ -606,7 +316,7 @@ static void loss_terms(Build *b, const Op *o, const TensorId logits)
     r->axis = 1;
     r->group = g;
     r->ring = RING_ALL;
-    r->steps = 4 * (g.size - 1);
+    r->calls = 2;
     r->token_bytes = 12.0 / (b->p->is.x * b->p->is.z);
 }
 
@@ -656,13 +366,13 @@ static void run_end(Build *b, Run *r)
     if (t->token_bytes > b->t->transient_bytes)
         b->t->transient_bytes = t->token_bytes;
     b->t->kernels[r->first->phase != PHASE_FORWARD]++;
-    Group g = cost_group(b->p, &b->c->prices, r->wide_a ? AX_Z : AX_YK);
+    Group g = price_group(&b->c->prices, &b->c->mesh, r->wide_a ? AX_Z : AX_YK);
     if (r->reduced && g.size > 1) {
         Term *c = term(b, TERM_COLLECTIVE, r->first);
         c->axis = r->wide_a ? 2 : 1;
         c->group = g;
         c->ring = RING_ALL;
-        c->steps = 2 * (g.size - 1);
+        c->calls = 1;
         c->token_bytes = 2.0 * r->reduced * b->c->gradient * (g.size - 1) / b->xyz;
     }
     *r = (Run){ 0 };
@@ -820,7 +530,8 @@ Cost *cost_new(Plan *p, bool turns_only)
     Cost *c = NEW(Cost);
     Build build = { .p = p, .c = c, .q.p = p }, *b = &build;
     c->plan = p;
-    c->prices = cost_prices(p);
+    c->prices = price_list(p);
+    c->mesh = price_mesh(p);
     c->turns_only = turns_only;
     c->head = c->tail = NONE;
     for (int i = 0; i < p->nrepeats; i++)

@@ -174,7 +174,8 @@ static double cut_seconds(const Pipeline *q, int i, bool forward, double tokens)
     if (i < 0 || i >= q->P * q->v - 1 || q->P == 1)
         return 0;
     int to = (forward ? i + 1 : i) % q->P;
-    return cost_transfer(q->cost, to, forward, tokens * (double)cut_bytes(q, i) / ranks);
+    double bytes = tokens * (double)cut_bytes(q, i) / ranks;
+    return price_transfer(&q->cost->prices, &q->cost->mesh, to, forward, bytes);
 }
 
 /* ---- memory ------------------------------------------------------------------------ */
@@ -590,8 +591,8 @@ static void build(Pipeline *q, const Feed *f, bool keep_spans)
         sync[r] = cost_sync(q->cost, w);
         update[r] = cost_update(q->cost, w, &gather[r]);
     }
-    double tied = q->P > 1 ? cost_transfer(q->cost, q->P - 1, true,
-                                           q->cost->tied * q->cost->gradient) : 0;
+    double tied = q->P > 1 ? price_transfer(&q->cost->prices, &q->cost->mesh, q->P - 1,
+                                            true, q->cost->tied * q->cost->gradient) : 0;
     q->timing = (Timing){ .schedule = s, .forward = fw, .backward = bw, .send_forward = sf,
         .send_backward = sb, .sync = sync, .update = update, .gather = gather,
         .tied = q->cost->tied > 0 ? tied : 0, .blocking = q->blocking,

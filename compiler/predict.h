@@ -1,12 +1,13 @@
 /*
  * predict.h - planning a pipeline on paper: what it costs before it exists.
  *
- *   cost.c      the price list of the cluster; seconds of a pass over one turn
+ *   price.c     seconds of single things (price.h)
+ *   cost.c      seconds of a pass over one turn
  *   stages.c    which turns each stage gets
  *   schedule.c  the step table: what each stage does, in order
  *   simulate.c  the step tables run as discrete events with cost.c's seconds
  *
- * All four need the graph with its backward operators and Plan.is (the passes up
+ * All need the graph with its backward operators and Plan.is (the passes up
  * to autodiff); none needs the layouts of partition. A stage is a position in the
  * pipeline; with `chunks` v it holds v runs of turns, and chunk c of stage r is
  * section c*P + r. Seconds are of one rank, and all ranks of a stage are alike.
@@ -14,37 +15,9 @@
 #ifndef PREDICT_H
 #define PREDICT_H
 
-#include "plan.h"
-#include "profile.h"
+#include "price.h"
 
 /* ======================= cost.c ============================================ */
-
-/* The machine, as priced. Rates per second, of one device unless said. */
-typedef struct {
-    double matrix, vector;          // FLOP/s of the plan's precision; of plain arithmetic
-    double memory;                  // bytes/s
-    double launch;                  // seconds to start a kernel
-    double tile;                    // results of a product at half speed, see cost.c
-    double link, link_alpha;        // inside a node: bytes/s of one device, seconds
-    double port, port_alpha;        // between nodes: bytes/s of one port
-    int ports, per_node, nodes;
-    int spine_nodes; double spine, spine_alpha;     // spine_nodes 0: none
-    bool assumed;                   // no cluster was given: opinions, not a data sheet
-    /* a machine whose devices are cores; the rates above are those of a rank's workers,
-     * each on a core of its own */
-    int cores;                      // this machine's: ranks take turns on them; 0: no limit
-    int workers;                    // threads of one rank, else 1
-    bool serial;                    // starting a kernel takes the rank's own time
-    const Profile *profile;         // measured; NULL: the rates above alone
-    double at_work; int ranks;      // threads that compute at once; ranks in one node
-} Prices;
-
-/* Axes that collectives run over, as seen by the network. sum_*: of those that add up,
- * where they were measured (else 0: as the others). */
-typedef struct {
-    int size; bool crosses;
-    double rate, alpha, sum_rate, sum_alpha;
-} Group;
 
 /* Wall seconds of one rank; x, y, z: collectives that nothing hides. */
 typedef struct { double compute, recompute, x, y, z; } Seconds;
@@ -54,19 +27,15 @@ typedef enum { TERM_PRODUCT, TERM_BYTES, TERM_ATTENTION, TERM_COLLECTIVE } TermK
 typedef struct {
     TermKind kind;
     bool backward;
-    bool gather;                    // attention: K and V of a rank's rows come from all of x, z
     int axis;                       // collectives: 0 x, 1 y, 2 z
     double m, n, k;                 // product: sizes; the one that counts tokens is per token
     bool sums_tokens;               // product: tokens are k (gradient of a matrix), else m
     ProductForm form;
     double token_bytes, bytes;      // moved or received, per token and apart from it
-    double steps;                   // collectives: latencies
+    double calls;                   // collectives
     Group group; RingKind ring;
     bool hidden;                    // collectives: runs beside the pass's compute
-    double pair_flop, ratio;        // attention: FLOP of a pair (query, key); of backward
-    int64_t window; bool causal;
-    double heads, hd, per_kv;       // attention: heads of a sequence that a rank has (a share of
-                                    // them, where it has a share of the rows); queries of a key
+    Attention attention;
 } Term;
 typedef struct { Term *at; int n, cap; } Terms;
 
@@ -84,7 +53,7 @@ typedef struct {
 
 typedef struct Cost {
     const Plan *plan;
-    Prices prices;
+    Prices prices; Mesh mesh;
     bool turns_only;                // embedding, head and loss cost nothing and are not there
     int nturns, *class_of;          // by turn; all repeats, one after another
     int head, tail;                 // classes of what stands before and after them, or NONE
@@ -96,22 +65,9 @@ typedef struct Cost {
 } Cost;
 
 Cost   *cost_new(Plan *p, bool turns_only);
-Prices  cost_prices(const Plan *p);
-int     cost_stride(const Plan *p, const char *axis);       // ranks from one to the next
-Group   cost_group(const Plan *p, const Prices *w, Axes axes);
-/* Seconds: a product of [m, k] and [k, n] with numbers of e bytes; a kernel that moves
- * bytes; a ring in which a rank receives bytes in so many steps. */
-double  cost_product(const Prices *w, ProductForm form, double m, double n, double k, double e,
-                     double more_bytes);
-double  cost_bytes(const Prices *w, double bytes);
-double  cost_ring(const Group *g, RingKind kind, double steps, double bytes);
-/* (query, key) pairs of l queries after c tokens, b sequences. */
-double  cost_pairs(const Term *t, double b, double l, double c, double L);
 /* One pass of b sequences, l tokens each after c, over a class; what depends on c alone. */
 PassCost    cost_pass(const Cost *c, int class, double b, double l);
 PassCost    cost_context(const Cost *c, int class, double b, double l, double context);
-/* Received by each rank of stage r from its neighbour: seconds for `bytes` of it. */
-double  cost_transfer(const Cost *c, int r, bool forward, double bytes);
 double  cost_sync(const Cost *c, double parameters);        // gradients over data
 double  cost_update(const Cost *c, double parameters, double *gather_s);
 

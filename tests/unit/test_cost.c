@@ -12,16 +12,16 @@ Test(cost, pairs_of_attention)
     for (int window = 0; window <= 9; window++)
         for (int l = 1; l <= 8; l++)
             for (int c = 0; c <= 8; c++) {
-                Term t = { .causal = true, .window = window };
+                Attention t = { .causal = true, .window = window };
                 int n = 0;
                 for (int q = c; q < c + l; q++)
                     for (int k = 0; k <= q; k++)
                         n += window == 0 || k > q - window;
-                cr_assert_float_eq(cost_pairs(&t, 3, l, c, 16), 3 * n, 1e-9,
+                cr_assert_float_eq(price_pairs(&t, 3, l, c, 16), 3 * n, 1e-9,
                                    "window %d l %d c %d", window, l, c);
             }
-    Term all = { 0 };
-    cr_assert_float_eq(cost_pairs(&all, 2, 16, 0, 16), 512, 1e-9);
+    Attention all = { 0 };
+    cr_assert_float_eq(price_pairs(&all, 2, 16, 0, 16), 512, 1e-9);
 }
 
 static Plan *plan_of(const char *const *sets)
@@ -56,7 +56,7 @@ Test(cost, products_of_a_layer)
     double pairs = 0;
     for (int i = 0; i < t->terms.n; i++)
         if (t->terms.at[i].kind == TERM_ATTENTION && !t->terms.at[i].backward)
-            pairs = t->terms.at[i].pair_flop;
+            pairs = t->terms.at[i].attention.pair_flop;
     cr_assert_float_eq(pairs, 4 * H / xyz, 1e-6);
 }
 
@@ -85,26 +85,32 @@ Test(cost, words_received_of_a_layer)
     }
 }
 
+static double transfer(const Cost *c, int stage, bool forward, double bytes)
+{
+    return price_transfer(&c->prices, &c->mesh, stage, forward, bytes);
+}
+
 /* 8 devices a node; ports shared by the groups of the node's devices. */
 Test(cost, groups_on_nodes)
 {
     const char *const sets[] = { NULL };
     Plan *p = plan_of(sets);
-    Prices w = cost_prices(p);
-    Group y = cost_group(p, &w, AX_YK), data = cost_group(p, &w, AX_DATA);
+    Prices w = price_list(p);
+    Mesh m = price_mesh(p);
+    Group y = price_group(&w, &m, AX_YK), data = price_group(&w, &m, AX_DATA);
     cr_assert(y.size == 8 && !y.crosses);
     cr_assert_float_eq(y.rate, 125e9, 1);
     cr_assert(data.size == 2 && data.crosses);
     cr_assert_float_eq(data.rate, 20e9 / 8 / 8, 1);
     Cost *c = cost_new(p, false);
     // every stage is a node: its 8 devices share one port
-    cr_assert_float_eq(cost_transfer(c, 3, true, 1e6), 50e-6 + 8e6 / 2.5e9, 1e-9);
+    cr_assert_float_eq(transfer(c, 3, true, 1e6), 50e-6 + 8e6 / 2.5e9, 1e-9);
     const char *const four[] = { "plan.cube=[1,4,1]", "plan.pipeline=24", NULL };
     Cost *d = cost_new(plan_of(four), false);
     // two stages a node: to stage 1 inside it, to stage 2 four devices share the port
-    cr_assert_float_eq(cost_transfer(d, 1, true, 1e6), 4e-6 + 1e6 / 125e9, 1e-9);
-    cr_assert_float_eq(cost_transfer(d, 2, true, 1e6), 50e-6 + 4e6 / 2.5e9, 1e-9);
-    cr_assert_float_eq(cost_transfer(d, 1, false, 1e6), 50e-6 + 4e6 / 2.5e9, 1e-9);
+    cr_assert_float_eq(transfer(d, 1, true, 1e6), 4e-6 + 1e6 / 125e9, 1e-9);
+    cr_assert_float_eq(transfer(d, 2, true, 1e6), 50e-6 + 4e6 / 2.5e9, 1e-9);
+    cr_assert_float_eq(transfer(d, 1, false, 1e6), 50e-6 + 4e6 / 2.5e9, 1e-9);
 }
 
 /* Longer slices and longer contexts never cost less; the pieces of one cost more. */

@@ -1,0 +1,295 @@
+/*
+ * price.c - what single things cost in seconds (price.h).
+ *
+ * The unit is a second of wall time on one rank. Parameters are the device and
+ * cluster sections; without them this machine is assumed (see assumed_machine).
+ *
+ *   product    max(2mnk / (matrix * e(m,n,k)), bytes / memory),
+ *              e = TOP * k/(k + DEEP) * mn/(mn + tile)
+ *   attention  FLOP of the (query, key) pairs / (matrix * ATTENTION), at least the bytes
+ *   rows       bytes that enter or leave a run of row operators / (memory * STREAM)
+ *   ring       steps * alpha + bytes received / rate of the group
+ *
+ * On a profiled machine products come from the measured grid, bytes from the measured
+ * streams, attention from the measured turn where heads are of the same size, rings from
+ * the measured calls. Ranks of this machine are priced as if each had its cores; the
+ * simulation shares them out (simulate.c).
+ *
+ * Rings: all-gather and reduce-scatter take p-1 steps and (p-1)/p of the whole; an
+ * all-reduce is both. Groups inside a node have its link; one that crosses nodes has its
+ * node's ports, shared with the groups of the node's other devices.
+ *
+ * Known lies: every rank is as fast as the next; congestion between groups of different
+ * axes is left out; a ring is always a ring (no trees, no hierarchy); a partial sum is
+ * reduced at the size of a stored number.
+ */
+#include "price.h"
+
+/* TUNING: best share of the matrix rate that products reach, and the depth k at which half
+ * of it is lost. Aceso's V100 products (calib_v100_ops_aceso.csv, tensor parallel 1): 80 to
+ * 87 of 125 TFLOP/s forward at k = 5120, 97 to 105 in the backward pass; 76 at k = 1024;
+ * 60 at k = 512. */
+static const double TOP = 0.76, DEEP = 100;
+/* TUNING: results at which a product reaches half its speed, as a share of the matrix
+ * rate: one wave of tiles over all units. 125 TFLOP/s: 5e5, 30 tiles of 128 x 128. The same
+ * file: 2048 x 1024 x 1024 takes 73 us, 59 TFLOP/s. */
+static const double TILE_SHARE = 1 / 2.5e8;
+/* TUNING: fused attention on matrix units; 0.35 is what FlashAttention-2 reaches on
+ * A100 forward and backward together with masks, less its best case of 0.6. */
+static const double ATTENTION = 0.35;
+/* Backward forms the scores again and makes three products of two: 5 to 2. */
+static const double ATTENTION_BACK = 2.5;
+/* TUNING: of the memory's rate that streaming kernels reach (stream benchmarks: 0.8 to 0.9). */
+static const double STREAM = 0.8;
+/* TUNING: to start a kernel, where the device section does not say. */
+static const double LAUNCH_GPU = 5e-6, LAUNCH_CPU = 1e-6;
+
+/* ---- the machine ------------------------------------------------------------------ */
+
+static double num_or(Num n, double otherwise) { return n.set ? n.v : otherwise; }
+
+/* TUNING: a core of this machine, until it is profiled: 60 GFLOP/s in fp32 products, 5
+ * GB/s of memory. Ranks take turns on the cores, and memcpy is the link. */
+static Prices assumed_machine(const Plan *p)
+{
+    int workers = p->is.workers > 1 ? p->is.workers : 1;
+    double half = p->is.precision == PREC_FP64 ? 0.5 : 1;
+    return (Prices){ .matrix = 60e9 * workers * half, .vector = 8e9 * workers * half,
+                     .memory = 5e9 * workers, .launch = LAUNCH_CPU, .tile = 256, .link = 5e9,
+                     .link_alpha = 2e-6, .port = 5e9, .port_alpha = 2e-6, .ports = 1,
+                     .per_node = 1 << 20, .nodes = 1, .assumed = true,
+                     .cores = machine_cores(), .workers = workers };
+}
+
+/* What was measured takes the place of the data sheet. */
+static void use_profile(Prices *w, const Profile *f, const Plan *p)
+{
+    int ranks = plan_ranks(p), here = ranks < w->per_node ? ranks : w->per_node;
+    double alpha, rate;
+    w->workers = w->workers > 1 ? w->workers : 1;
+    w->at_work = (double)here * w->workers < f->cores ? (double)here * w->workers : f->cores;
+    w->profile = f;
+    w->ranks = here;
+    w->serial = true;
+    w->assumed = false;
+    w->matrix = w->workers * profile_peak(f, p->is.precision == PREC_FP64, w->at_work);
+    w->memory = w->workers * f->streams.at[f->streams.n - 1].rate[w->at_work > 1];
+    w->launch = f->step[w->workers > 1];
+    if (profile_ring(f, RING_SEND, 2, 2, &alpha, &rate)) {
+        w->link_alpha = alpha;
+        w->link = rate;
+    }
+}
+
+Prices price_list(const Plan *p)
+{
+    const Config *c = p->config;
+    Prices w = { .workers = 1 };
+    if (!c->has_cluster || c->cluster.device < 0) {
+        w = assumed_machine(p);
+        if (c->here)
+            use_profile(&w, c->here, p);
+        return w;
+    }
+    const Cluster *k = &c->cluster;
+    const Device *d = &c->devices.at[k->device];
+    w.vector = num_or(d->vector, 10e12);
+    double matrix = num_or(d->matrix, 8 * w.vector);
+    switch (p->is.precision) {
+    case PREC_FP64: w.matrix = num_or(d->matrix_fp64, w.vector / 2); break;
+    case PREC_FP32: w.matrix = num_or(d->matrix_fp32, w.vector); break;
+    case PREC_FP8: w.matrix = num_or(d->matrix_fp8, matrix); break;
+    default: w.matrix = matrix;
+    }
+    w.memory = num_or(d->bandwidth, 1e12);
+    w.launch = num_or(d->launch, d->arch.v && strncmp(d->arch.v, "sm_", 3) == 0 ? LAUNCH_GPU
+                                                                                : LAUNCH_CPU);
+    w.tile = w.matrix * TILE_SHARE;
+    w.nodes = (int)num_or(k->nodes, 1);
+    w.per_node = (int)num_or(k->per_node, 1);
+    w.port = num_or(k->network_rate, num_or(k->link_rate, 25e9));
+    w.port_alpha = num_or(k->network_latency, 10e-6);
+    w.link = num_or(k->link_rate, w.port);
+    w.link_alpha = num_or(k->link_latency, 5e-6);
+    w.ports = (int)num_or(k->ports, 1);
+    if (k->spine_nodes.set) {
+        w.spine_nodes = (int)k->spine_nodes.v;
+        w.spine = num_or(k->spine_rate, w.port);
+        w.spine_alpha = num_or(k->spine_latency, w.port_alpha);
+    }
+    if (d->rates)
+        use_profile(&w, d->rates, p);
+    return w;
+}
+
+/* ---- the mesh ------------------------------------------------------------------------ */
+
+Mesh price_mesh_of(const Plan *p, int data, int stages, int x, int y, int z)
+{
+    static const char *const usual[] = { "stage", "data", "x", "y", "z" };
+    const PlanSpec *s = &p->config->plan;
+    Mesh m = { .size = { stages, data, x, y, z }, .ranks = 1 };
+    for (int i = MESH_AXES; i-- > 0;) {
+        const char *a = s->ranks.n == MESH_AXES ? s->ranks.at[i] : usual[i];
+        int axis = 0;
+        while (*usual[axis] != *a)
+            axis++;
+        m.stride[axis] = m.ranks;
+        m.ranks *= m.size[axis];
+    }
+    return m;
+}
+
+Mesh price_mesh(const Plan *p)
+{
+    const Choices *is = &p->is;
+    return price_mesh_of(p, is->data, is->stages, is->x, is->y, is->z);
+}
+
+/* Members of the group of rank 0, and how the nodes lie under them. */
+Group price_group(const Prices *w, const Mesh *m, Axes axes)
+{
+    static const Axes of[MESH_AXES] = { 0, AX_DATA, AX_X, AX_YK, AX_Z };
+    Group g = { .size = 1, .rate = w->link, .alpha = w->link_alpha };
+    int reach = 0, here = 0;            // farthest member; members in the first node
+    for (int i = 0; i < MESH_AXES; i++)
+        if (axes & of[i]) {
+            g.size *= m->size[i];
+            reach += (m->size[i] - 1) * m->stride[i];
+        }
+    if (reach < w->per_node) {
+        double steps = g.size > 1 ? g.size - 1 : 1;
+        if (w->profile && g.size > 1) {
+            if (profile_ring(w->profile, RING_GATHER, g.size, w->ranks, &g.alpha, &g.rate))
+                g.alpha /= steps;
+            if (profile_ring(w->profile, RING_SUM, g.size, w->ranks, &g.sum_alpha, &g.sum_rate))
+                g.sum_alpha /= steps;
+        }
+        return g;
+    }
+    for (int rank = 0; rank < w->per_node && rank <= reach; rank++) {
+        bool in = true;
+        for (int i = 0; i < MESH_AXES; i++)
+            in &= rank / m->stride[i] % m->size[i] == 0 || (axes & of[i]);
+        here += in;
+    }
+    if (here < 1)
+        here = 1;
+    double groups = (double)w->per_node / here;
+    double rate = w->ports * w->port / groups;
+    bool spine = w->spine_nodes && reach >= w->spine_nodes * w->per_node;
+    if (spine && w->spine * w->ports / groups < rate)
+        rate = w->spine * w->ports / groups;
+    g.crosses = true;
+    g.rate = rate < w->link ? rate : w->link;
+    g.alpha = spine ? w->spine_alpha : w->port_alpha;
+    return g;
+}
+
+/* ---- prices ------------------------------------------------------------------------ */
+
+/* Workers of a rank cut the larger side of a result. */
+static double measured_product(const Prices *w, ProductForm form, double m, double n, double k,
+                               double e)
+{
+    *(m >= n ? &m : &n) /= w->workers;
+    return profile_product(w->profile, e > 4, form, m, n, k, w->at_work);
+}
+
+double price_product(const Prices *w, ProductForm form, double m, double n, double k, double e,
+                    double more_bytes)
+{
+    if (m <= 0 || n <= 0 || k <= 0)
+        return 0;
+    double speed = w->matrix * TOP * k / (k + DEEP) * (m * n / (m * n + w->tile));
+    double flop_s = w->profile ? measured_product(w, form, m, n, k, e) : 2 * m * n * k / speed;
+    double bytes_s = price_bytes(w, e * (m * k + k * n + m * n) + more_bytes);
+    return flop_s > bytes_s ? flop_s : bytes_s;
+}
+
+double price_bytes(const Prices *w, double bytes)
+{
+    return w->profile ? profile_stream(w->profile, bytes / w->workers, w->at_work)
+                      : bytes / (w->memory * STREAM);
+}
+
+double price_collective(const Prices *w, const Group *g, RingKind kind, double calls,
+                        double bytes)
+{
+    (void)w;
+    double steps = calls * (g->size - 1) * (kind == RING_ALL ? 2 : 1);
+    double moves = steps * g->alpha + bytes / g->rate;
+    double sums = g->sum_rate > 0 ? steps * g->sum_alpha + bytes / g->sum_rate : moves;
+    if (g->size <= 1)
+        return 0;
+    return kind == RING_GATHER ? moves : kind == RING_SUM ? sums : (moves + sums) / 2;
+}
+
+double price_pairs(const Attention *a, double b, double l, double c, double L)
+{
+    double pairs;
+    if (!a->causal)
+        pairs = l * L;
+    else
+        pairs = l * c + l * (l + 1) / 2;
+    if (a->causal && a->window > 0 && c + l > (double)a->window) {
+        double w = (double)a->window, full = c + l - (c > w ? c : w);   // rows that see w keys
+        double rest = l - full;                                          // rows c+1 .. c+rest
+        pairs = full * w + rest * c + rest * (rest + 1) / 2;
+    }
+    return b * pairs;
+}
+
+/* From the measured turn; rows in order: the last rank of x, z sees the most keys. */
+static double measured_attention(const Prices *w, const Attention *a, const TurnRate *turn,
+                                 bool backward, bool balanced, double ways, double b, double l,
+                                 double c)
+{
+    double parts = a->gather ? ways : 1, rows = l / parts;
+    double before = balanced ? (l - rows) / 2 : l - rows;
+    return b * a->heads * parts / w->workers * profile_attention(turn, backward, rows, c + before);
+}
+
+static const TurnRate *turn_of(const Prices *w, const Attention *a, double e)
+{
+    bool plain = w->profile && a->causal && a->window == 0;
+    return plain ? profile_turn(w->profile, e > 4, (int)a->hd, a->per_kv) : NULL;
+}
+
+double price_attention(const Prices *w, const Mesh *m, const Attention *a, bool backward,
+                       bool balanced, double e, double b, double l, double c, double L)
+{
+    const TurnRate *turn = turn_of(w, a, e);
+    double ways = (double)m->size[MESH_X] * m->size[MESH_Z];
+    if (turn)
+        return measured_attention(w, a, turn, backward, balanced, ways, b, l, c);
+    double flop = price_pairs(a, b, l, c, L) * a->pair_flop;
+    if (a->gather && a->causal && !balanced)
+        /* rows in order: the last rank of x, z sees the most keys */
+        flop = b * l * (c + l - l / ways / 2) * a->pair_flop;
+    double keys = a->causal && a->window && c + l > (double)a->window ? (double)a->window + l
+                                                                      : c + l;
+    double s = flop / (w->matrix * ATTENTION);
+    double bytes_s = price_bytes(w, b * (l * a->query_bytes + keys * a->key_bytes));
+    return (s > bytes_s ? s : bytes_s) * (backward ? ATTENTION_BACK : 1);
+}
+
+double price_transfer(const Prices *w, const Mesh *m, int r, bool forward, double bytes)
+{
+    int stride = m->stride[MESH_STAGE], P = m->size[MESH_STAGE];
+    int from = forward ? (r + P - 1) % P : (r + 1) % P;
+    int a = from * stride / w->per_node, b = r * stride / w->per_node;
+    if (P == 1)
+        return 0;
+    if (a == b)
+        return w->link_alpha + bytes / w->link;
+    int sending = 0;                    // devices of the sender's node that send elsewhere
+    for (int rank = a * w->per_node; rank < (a + 1) * w->per_node && rank < m->ranks; rank++) {
+        int stage = rank / stride % P, to = forward ? (stage + 1) % P : (stage + P - 1) % P;
+        bool ends = forward ? stage == P - 1 : stage == 0;
+        if (!ends && (rank + (to - stage) * stride) / w->per_node != a)
+            sending++;
+    }
+    double rate = w->ports * w->port / (sending > 0 ? sending : 1);
+    return w->port_alpha + bytes / (rate < w->link ? rate : w->link);
+}
