@@ -5,6 +5,7 @@ set -u
 cd "$(dirname "$0")" || exit 4
 passed=0 failed=0
 for f in ../../examples/*.tcube ../../examples/cube/model.tcube; do
+    case $f in *175b*) continue ;; esac         # gpt2, larger
     # tiny has a context of 64 tokens; 2592 tokens a step fit all of these grids
     for grid in "1,1,1" "2,2,2" "1,2,4" "2,1,2 --set plan.data=24"; do
         if timeout 120 "$TERACUBE" verify "$f" --small --set train.precision=fp64 \
