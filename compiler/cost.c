@@ -19,22 +19,22 @@
 
 double cost_sync(const Cost *c, double parameters)
 {
-    int d = c->plan->is.data;
+    int d = c->is.data;
     Group g = price_group(&c->prices, &c->mesh, AX_DATA);
     double part = parameters * c->gradient * (d - 1) / d;
-    return c->plan->is.zero >= 1 ? price_collective(&c->prices, &g, RING_SUM, 1, part)
+    return c->is.zero >= 1 ? price_collective(&c->prices, &g, RING_SUM, 1, part)
                                  : price_collective(&c->prices, &g, RING_ALL, 1, 2 * part);
 }
 
 double cost_update(const Cost *c, double parameters, double *gather_s)
 {
     const Plan *p = c->plan;
-    int d = p->is.data;
+    int d = c->is.data;
     double moments = p->config->train.optimizer == OPT_ADAMW ? 2 : 1, wide = c->gradient;
     double bytes = wide * (1 + 2 * moments) + 2 * (c->element < 4 ? 4 : c->element) +
                    (c->element < 4 ? c->element : 0);
     Group g = price_group(&c->prices, &c->mesh, AX_DATA);
-    bool shards = p->is.zero >= 1 && d > 1;
+    bool shards = c->is.zero >= 1 && d > 1;
     double whole = parameters * c->element * (d - 1) / d;
     *gather_s = shards ? price_collective(&c->prices, &g, RING_GATHER, 1, whole) : 0;
     return price_bytes(&c->prices, bytes * (shards ? parameters / d : parameters));
@@ -49,8 +49,8 @@ static void add_time(Seconds *s, int axis, double t)
 
 static double attention_s(const Cost *c, const Term *t, double b, double l, double context)
 {
-    return price_attention(&c->prices, &c->mesh, &t->attention, t->backward, c->plan->is.balanced,
-                           c->element, b, l, context, (double)c->plan->is.sequence);
+    return price_attention(&c->prices, &c->mesh, &t->attention, t->backward, c->is.balanced,
+                           c->element, b, l, context, (double)c->is.sequence);
 }
 
 /* Terms of a pass; context >= 0: only what attention adds over an empty context. */
@@ -94,10 +94,9 @@ static PassCost terms_pass(const Cost *c, int class, double b, double l, double 
         out.forward.x += hidden[0] - out.forward.compute;
     if (hidden[1] > out.backward.compute)
         out.backward.x += hidden[1] - out.backward.compute;
-    const char *recompute = c->plan->config->plan.recompute.v;
-    if (recompute && strcmp(recompute, "attention") == 0)
+    if (c->is.recompute == RECOMPUTE_ATTENTION)
         out.backward.recompute = again;
-    else if (recompute && strcmp(recompute, "full") == 0 && class != c->head && class != c->tail) {
+    else if (c->is.recompute == RECOMPUTE_FULL && class != c->head && class != c->tail) {
         const Seconds *f = &out.forward;
         out.backward.recompute = f->compute + f->x + f->y + f->z;
     }
@@ -458,14 +457,12 @@ static void class_saved(Build *b, int owner, const OpId *ids, int n)
                 columns += (double)tensor(b, o->out[j])->width;
         if (o->kind == OP_ATTN) {
             columns -= (double)(tensor(b, o->in[1])->width + tensor(b, o->in[2])->width);
-            const char *rec = b->p->config->plan.recompute.v;
-            if (rec && strcmp(rec, "attention") == 0)
+            if (b->c->is.recompute == RECOMPUTE_ATTENTION)
                 columns -= (double)(tensor(b, o->out[0])->width + tensor(b, o->out[1])->width);
         }
     }
     b->t->saved_bytes = (columns > 0 ? columns : 0) * b->real / b->xyz;
-    const char *rec = b->p->config->plan.recompute.v;
-    if (rec && strcmp(rec, "full") == 0 && owner >= 0 && owner < b->c->nturns) {
+    if (b->c->is.recompute == RECOMPUTE_FULL && owner >= 0 && owner < b->c->nturns) {
         double all = b->t->saved_bytes;         // one turn's worth exists while it runs
         b->t->saved_bytes = b->c->cut_width[owner] * b->real / b->xyz;
         b->t->transient_bytes += all;
@@ -530,6 +527,7 @@ Cost *cost_new(Plan *p, bool turns_only)
     Cost *c = NEW(Cost);
     Build build = { .p = p, .c = c, .q.p = p }, *b = &build;
     c->plan = p;
+    c->is = p->is;
     c->prices = price_list(p);
     c->mesh = price_mesh(p);
     c->turns_only = turns_only;

@@ -16,133 +16,21 @@
 
 static bool is_word(Word w, const char *text) { return w.v && strcmp(w.v, text) == 0; }
 
-/* ---- sections -------------------------------------------------------------------- */
-
-static void add_class(const Cost *c, Stretch *s, int class)
-{
-    if (class == NONE)
-        return;
-    const TurnClass *t = &c->classes.at[class];
-    s->saved += t->saved_bytes;
-    s->kv += t->kv_bytes;
-    s->dkv += t->dkv_bytes;
-    s->parameters += t->parameters;
-    s->kernels[0] += t->kernels[0];
-    s->kernels[1] += t->kernels[1];
-    for (int i = 0; i < s->nclasses; i++)
-        if (s->class[i] == class) {
-            s->count[i]++;
-            return;
-        }
-    s->class[s->nclasses] = class;
-    s->count[s->nclasses++] = 1;
-}
-
-static Seconds sum_seconds(Seconds a, Seconds b, double times)
-{
-    return (Seconds){ a.compute + b.compute * times, a.recompute + b.recompute * times,
-                      a.x + b.x * times, a.y + b.y * times, a.z + b.z * times };
-}
-
-static double total(const Seconds *s)
-{
-    return s->compute + s->recompute + s->x + s->y + s->z;
-}
-
-static PassCost classes_pass(const Cost *c, const Stretch *s, double b, double l, double context,
-                         PassCost (*price)(const Cost *, int, double, double, double))
-{
-    PassCost out = { 0 };
-    for (int i = 0; i < s->nclasses; i++) {
-        PassCost one = price(c, s->class[i], b, l, context);
-        out.forward = sum_seconds(out.forward, one.forward, s->count[i]);
-        out.backward = sum_seconds(out.backward, one.backward, s->count[i]);
-    }
-    return out;
-}
-
-static PassCost base_price(const Cost *c, int class, double b, double l, double context)
-{
-    (void)context;
-    return cost_pass(c, class, b, l);
-}
-
-/* The host starts kernels ahead of the device: a pass takes at least that long. A core has
- * nobody to start them but itself. */
-static PassCost at_least_launches(const Cost *c, const Stretch *s, PassCost a)
-{
-    double launched = s->kernels[1] + (a.backward.recompute > 0 ? s->kernels[0] : 0);
-    double f = s->kernels[0] * c->prices.launch, b = launched * c->prices.launch;
-    if (!c->prices.serial) {
-        f -= total(&a.forward);
-        b -= total(&a.backward);
-    }
-    a.forward.compute += f > 0 ? f : 0;
-    a.backward.compute += b > 0 ? b : 0;
-    return a;
-}
-
-static PassCost pass_on(const Cost *c, const Stretch *s, PassCost base, double b, double l,
-                        double context)
-{
-    PassCost more = classes_pass(c, s, b, l, context, cost_context);
-    base.forward = sum_seconds(base.forward, more.forward, 1);
-    base.backward = sum_seconds(base.backward, more.backward, 1);
-    return at_least_launches(c, s, base);
-}
-
 PassCost pipeline_pass(const Pipeline *q, int section, double b, double l, double c)
 {
-    const Stretch *s = &q->section[section];
-    return pass_on(q->cost, s, classes_pass(q->cost, s, b, l, 0, base_price), b, l, c);
+    return stretch_pass(q->cost, &q->section[section], b, l, c);
 }
 
-static double class_seconds(const Cost *c, int class, double b, double l)
-{
-    if (class == NONE)
-        return 0;
-    Stretch s = { .class = (int[1]){ 0 }, .count = (int[1]){ 0 } };
-    add_class(c, &s, class);
-    PassCost a = at_least_launches(c, &s, cost_pass(c, class, b, l));
-    return total(&a.forward) + total(&a.backward);
-}
-
-/* TUNING: turns are cut by the seconds of one whole sequence: what a unit has is not known
- * yet, and the shares of head and turns hardly change with it. */
 static void cut_stages(Pipeline *q)
 {
-    const Plan *p = q->plan;
-    const PlanSpec *s = &p->config->plan;
-    const Cost *c = q->cost;
+    const PlanSpec *s = &q->plan->config->plan;
     int n = q->P * q->v, *turns = NEWN(int, n);
-    double b = 1, L = (double)p->is.sequence;
-    if (n == 1)
-        turns[0] = c->nturns;
-    else if (s->turns.n == n)
+    if (s->turns.n == n)
         for (int i = 0; i < n; i++)
             turns[i] = (int)s->turns.at[i];
-    else {
-        double *weight = NEWN(double, c->nturns);
-        for (int i = 0; i < c->nturns; i++)
-            weight[i] = i && c->class_of[i] == c->class_of[i - 1]
-                      ? weight[i - 1] : class_seconds(c, c->class_of[i], b, L);
-        stages_cut(c->nturns, weight, class_seconds(c, c->head, b, L),
-                   class_seconds(c, c->tail, b, L), n, turns);
-    }
-    q->section = NEWN(Stretch, n);
-    for (int i = 0, first = 0; i < n; first += turns[i++]) {
-        Stretch *t = &q->section[i];
-        t->first = first;
-        t->turns = turns[i];
-        t->class = NEWN(int, c->classes.n);
-        t->count = NEWN(int, c->classes.n);
-        if (i == 0)
-            add_class(c, t, c->head);
-        for (int k = 0; k < turns[i]; k++)
-            add_class(c, t, c->class_of[first + k]);
-        if (i == n - 1)
-            add_class(c, t, c->tail);
-    }
+    else
+        stretch_cut(q->cost, n, turns);
+    q->section = stretch_new(q->cost, n, turns);
 }
 
 /* The price list and the stages for microbatches of b; false: b does not fit. Without x and z
@@ -152,30 +40,18 @@ static bool price(Pipeline *q, int64_t b)
     bool same = q->cost && q->plan->is.x * q->plan->is.z == 1;
     if (!mesh_feed(q->plan, b))
         return false;
-    if (same)
+    if (same) {
+        q->cost->is = q->plan->is;
         return true;
+    }
     q->cost = cost_new(q->plan, q->turns_only);
     cut_stages(q);
     return true;
 }
 
-/* Bytes of a token at the end of section i, of all ranks of a stage. */
-static int64_t cut_bytes(const Pipeline *q, int i)
-{
-    const Stretch *s = &q->section[i];
-    return (int64_t)q->cost->cut_width[s->first + s->turns - 1] * q->cost->element;
-}
-
-/* Seconds to send l tokens of b sequences over the end of section i, and back over it. */
 static double cut_seconds(const Pipeline *q, int i, bool forward, double tokens)
 {
-    const Plan *p = q->plan;
-    double ranks = (double)p->is.x * p->is.y * p->is.z;
-    if (i < 0 || i >= q->P * q->v - 1 || q->P == 1)
-        return 0;
-    int to = (forward ? i + 1 : i) % q->P;
-    double bytes = tokens * (double)cut_bytes(q, i) / ranks;
-    return price_transfer(&q->cost->prices, &q->cost->mesh, to, forward, bytes);
+    return stretch_transfer(q->cost, q->section, q->P * q->v, i, forward, tokens);
 }
 
 /* ---- memory ------------------------------------------------------------------------ */
@@ -203,29 +79,15 @@ static double stage_kv(const Pipeline *q, int r, double b)
 /* All that does not depend on slices and units. */
 static StageMemory static_memory(const Pipeline *q, int r)
 {
-    const Plan *p = q->plan;
-    const Cost *c = q->cost;
-    double n = stage_parameters(q, r);
-    double moments = p->config->train.optimizer == OPT_ADAMW ? 2 : p->config->train.momentum > 0;
-    int d = p->is.data, wide = c->element < 4 ? 4 : c->element;
-    double master = c->element < 4 ? 4 : 0;
-    StageMemory m = { 0 };
-    m.parameters = n * c->element / (p->is.zero >= 3 ? d : 1);
-    m.gradients = n * wide / (p->is.zero >= 2 ? d : 1);
-    m.optimizer = n * (moments * wide + master) / (p->is.zero >= 1 ? d : 1);
-    m.logits = r == q->P - 1 ? c->logits_bytes * (double)p->is.logits_chunk : 0;
-    return m;
+    return stretch_memory(q->cost, stage_parameters(q, r), r == q->P - 1);
 }
 
 static void workspace(const Pipeline *q, int r, double tokens, StageMemory *m)
 {
     double most = 0;
     for (int c = 0; c < q->v; c++) {
-        const Stretch *s = &q->section[c * q->P + r];
-        for (int i = 0; i < s->nclasses; i++) {
-            double w = q->cost->classes.at[s->class[i]].transient_bytes;
-            most = w > most ? w : most;
-        }
+        double w = stretch_transient(q->cost, &q->section[c * q->P + r]);
+        most = w > most ? w : most;
     }
     m->workspace = most * tokens;
 }
@@ -307,7 +169,7 @@ static void slice_seconds(void *arg, int kind, int64_t l, int64_t c, double *f, 
             sends[0] = v->base[at].sends[0];
             sends[1] = v->base[at].sends[1];
         } else {
-            base = classes_pass(q->cost, &q->section[i], v->b, (double)l, 0, base_price);
+            base = stretch_base(q->cost, &q->section[i], v->b, (double)l);
             sends[0] = cut_seconds(q, i, true, v->b * (double)l);
             sends[1] = cut_seconds(q, i - 1, false, v->b * (double)l);
             if (keep) {
@@ -317,9 +179,9 @@ static void slice_seconds(void *arg, int kind, int64_t l, int64_t c, double *f, 
                 v->base[at].sends[1] = sends[1];
             }
         }
-        PassCost a = pass_on(q->cost, &q->section[i], base, v->b, (double)l, (double)c);
-        *f += total(&a.forward) + sends[0];
-        *b += total(&a.backward) + sends[1];
+        PassCost a = stretch_after(q->cost, &q->section[i], base, v->b, (double)l, (double)c);
+        *f += seconds_total(&a.forward) + sends[0];
+        *b += seconds_total(&a.backward) + sends[1];
     }
 }
 
@@ -563,7 +425,7 @@ static void build(Pipeline *q, const Feed *f, bool keep_spans)
     s->slice = f->slice;
     s->cut_bytes = NEWN(int64_t, n);
     for (int i = 0; i + 1 < n; i++)
-        s->cut_bytes[i] = cut_bytes(q, i);
+        s->cut_bytes[i] = stretch_cut_bytes(q->cost, &q->section[i]);
     schedule_build(s);
     if (schedule_check(s, stderr))
         bug("the schedule does not hold together");

@@ -3,6 +3,7 @@
  *
  *   price.c     seconds of single things (price.h)
  *   cost.c      seconds of a pass over one turn
+ *   stretch.c   a section of the pipeline: its turns by class, passes, bytes
  *   stages.c    which turns each stage gets
  *   schedule.c  the step table: what each stage does, in order
  *   simulate.c  the step tables run as discrete events with cost.c's seconds
@@ -53,6 +54,7 @@ typedef struct {
 
 typedef struct Cost {
     const Plan *plan;
+    Choices is;                     // of the plan, when this was made
     Prices prices; Mesh mesh;
     bool turns_only;                // embedding, head and loss cost nothing and are not there
     int nturns, *class_of;          // by turn; all repeats, one after another
@@ -78,6 +80,40 @@ double  cost_update(const Cost *c, double parameters, double *gather_s);
  * dearest section, then the sum of squares; earlier sections get more. */
 void stages_cut(int nturns, const double *weight, double head, double tail, int sections,
                 int *turns);
+
+/* ======================= stretch.c ========================================= */
+
+/* Turns of a section by class, and what else it carries. */
+typedef struct {
+    int first, turns;               // turns first .. first + turns - 1
+    int nclasses, *class, *count;   // head and tail among them
+    double saved, kv, dkv;          // bytes of a token, per rank
+    double parameters;              // elements per rank
+    int kernels[2];
+} Stretch;
+
+typedef struct {
+    double parameters, gradients, optimizer, activations, keys_values, logits, workspace, peak;
+} StageMemory;
+
+Stretch *stretch_new(const Cost *c, int n, const int *turns);   // of every section
+/* Turns of n sections, by the seconds of their classes. */
+void     stretch_cut(const Cost *c, int n, int *turns);
+Seconds  seconds_sum(Seconds a, Seconds b, double times);       // a + times * b
+double   seconds_total(const Seconds *s);
+/* A pass of b sequences of l tokens after c; base: without context and without starting
+ * kernels, which stretch_after adds. */
+PassCost stretch_pass(const Cost *c, const Stretch *s, double b, double l, double context);
+PassCost stretch_base(const Cost *c, const Stretch *s, double b, double l);
+PassCost stretch_after(const Cost *c, const Stretch *s, PassCost base, double b, double l,
+                       double context);
+/* Bytes of a token at the end of a section, of all ranks of a stage. */
+int64_t  stretch_cut_bytes(const Cost *c, const Stretch *s);
+/* Seconds to send so many tokens over the end of section i of n, or back over it. */
+double   stretch_transfer(const Cost *c, const Stretch *all, int n, int i, bool forward,
+                          double tokens);
+StageMemory stretch_memory(const Cost *c, double parameters, bool last);    // the static part
+double   stretch_transient(const Cost *c, const Stretch *s);    // bytes of a token, while it runs
 
 /* ======================= schedule.c ======================================== */
 
@@ -153,19 +189,6 @@ Simulation simulate_run(const Timing *t, bool keep_spans);
 bool simulate_trace(const Simulation *sim, const Schedule *s, const char *path);
 
 /* ======================= pipeline.c ======================================== */
-
-/* Turns of a section by class, and what else it carries. */
-typedef struct {
-    int first, turns;               // turns first .. first + turns - 1
-    int nclasses, *class, *count;   // head and tail among them
-    double saved, kv, dkv;          // bytes of a token, per rank
-    double parameters;              // elements per rank
-    int kernels[2];
-} Stretch;
-
-typedef struct {
-    double parameters, gradients, optimizer, activations, keys_values, logits, workspace, peak;
-} StageMemory;
 
 /* One way to feed the pipeline: b, slices, their price and their run. */
 typedef struct {

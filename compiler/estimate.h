@@ -1,0 +1,77 @@
+/*
+ * estimate.h - the step time and the memory of one layout in closed form: what `plan`,
+ * `tune` and the test against plain enumeration share. simulate.c times again, event by
+ * event, what is printed.
+ *
+ * An Estimator is one model on one cluster. It reads the graph of a Plan with its backward
+ * operators (passes graph .. autodiff, any mesh) once and prices each cube (x, y, z on its
+ * stages and replicas) once. All it needs is its own: freed with it.
+ *
+ * Seconds and bytes are of one rank; a stage's ranks are alike. Sources: schedules and
+ * slices, design.md 3 and TeraPipe (ICML 2021) eq. 5; interleaving, Narayanan et al.
+ * (SC 2021) 2.2; volumes of the cube, design.md 2.
+ */
+#ifndef ESTIMATE_H
+#define ESTIMATE_H
+
+#include "predict.h"
+
+/* One layout of the space that `tune` searches. */
+typedef struct {
+    int data, stages, chunks, x, y, z;
+    int64_t microbatch;             // sequences of a replica in one pass
+    int nslices; const int64_t *slice;      // lengths; NULL: uniform(nslices)
+    ScheduleKind schedule;
+    int recompute, recompute_turns; // as Choices.recompute; FULL: turns of each stage, 0: all
+    int zero;
+} Point;
+
+/* Why a layout cannot be. */
+typedef enum {
+    LEGAL,
+    REJECT_DEVICES,                 // not the cluster's number of devices
+    REJECT_BATCH,                   // batch % (data * microbatch)
+    REJECT_WIDTH, REJECT_HEADS, REJECT_ROWS,
+    REJECT_ATTENTION,               // the pinned kind of attention is not possible
+    REJECT_LAYERS,                  // fewer turns than stages * chunks
+    REJECT_GROUPS,                  // chunks: microbatches are no whole groups
+    REJECT_SLICES,                  // attention that sees ahead, or too many
+    REJECT_EFFECT,                  // zero without data, chunks without stages, ..
+    REJECT_PARTITION,               // outside of the pinned family
+    REJECT_MEMORY,
+    REJECTS
+} Reject;
+extern const char *const reject_word[REJECTS];      // "batch-divides": checks of language.md 6
+extern const char *const reject_text[REJECTS];      // for people
+
+typedef struct {
+    double step_s, part[PARTS];     // parts add up to step_s: of the stage that finishes last
+    int last;                       // that stage
+    StageMemory memory; int worst;  // of the stage that has most
+    double room_bytes;              // of a rank
+    double mfu, hfu, tokens_per_s;
+} Estimate;
+
+typedef struct Estimator Estimator;
+
+/* Never NULL. turns_only: without embedding, head and loss. */
+Estimator *estimator_new(const Plan *p, bool turns_only);
+void       estimator_free(Estimator *e);
+
+/* What needs no price: LEGAL or the first reason found; never REJECT_MEMORY. */
+Reject estimate_legal(Estimator *e, const Point *p);
+/* Of a legal point. REJECT_MEMORY: it does not fit; *out is filled all the same. */
+Reject estimate(Estimator *e, const Point *p, Estimate *out);
+/* Seconds that no slicing, schedule, recompute and zero of the same data, stages, cube and
+ * microbatch stays below. */
+double estimate_bound(Estimator *e, const Point *p);
+/* Of stage r; like Estimate.memory. */
+StageMemory estimate_memory(Estimator *e, const Point *p, int r);
+/* Turns of every section (chunk * stages + stage); *n of them. Valid until the next call. */
+const int *estimate_turns(Estimator *e, const Point *p, int *n);
+/* The plan's own layout, its feed as chosen. */
+Point  point_of(const Plan *p);
+/* The choices that the compiler makes for a point, as mesh.c does. */
+Choices estimate_choices(Estimator *e, const Point *p);
+
+#endif

@@ -1,0 +1,181 @@
+/*
+ * stretch.c - a section of the pipeline: the turns it has by class, its passes in seconds
+ * and its bytes. Shared by the closed form (estimate.c) and the simulation (pipeline.c).
+ */
+#include "predict.h"
+
+static void add_class(const Cost *c, Stretch *s, int class)
+{
+    if (class == NONE)
+        return;
+    const TurnClass *t = &c->classes.at[class];
+    s->saved += t->saved_bytes;
+    s->kv += t->kv_bytes;
+    s->dkv += t->dkv_bytes;
+    s->parameters += t->parameters;
+    s->kernels[0] += t->kernels[0];
+    s->kernels[1] += t->kernels[1];
+    for (int i = 0; i < s->nclasses; i++)
+        if (s->class[i] == class) {
+            s->count[i]++;
+            return;
+        }
+    s->class[s->nclasses] = class;
+    s->count[s->nclasses++] = 1;
+}
+
+Stretch *stretch_new(const Cost *c, int n, const int *turns)
+{
+    Stretch *all = NEWN(Stretch, n);
+    for (int i = 0, first = 0; i < n; first += turns[i++]) {
+        Stretch *t = &all[i];
+        t->first = first;
+        t->turns = turns[i];
+        t->class = NEWN(int, c->classes.n);
+        t->count = NEWN(int, c->classes.n);
+        if (i == 0)
+            add_class(c, t, c->head);
+        for (int k = 0; k < turns[i]; k++)
+            add_class(c, t, c->class_of[first + k]);
+        if (i == n - 1)
+            add_class(c, t, c->tail);
+    }
+    return all;
+}
+
+/* ---- passes ------------------------------------------------------------------------- */
+
+Seconds seconds_sum(Seconds a, Seconds b, double times)
+{
+    return (Seconds){ a.compute + b.compute * times, a.recompute + b.recompute * times,
+                      a.x + b.x * times, a.y + b.y * times, a.z + b.z * times };
+}
+
+double seconds_total(const Seconds *s)
+{
+    return s->compute + s->recompute + s->x + s->y + s->z;
+}
+
+static PassCost classes_pass(const Cost *c, const Stretch *s, double b, double l, double context,
+                             PassCost (*price)(const Cost *, int, double, double, double))
+{
+    PassCost out = { 0 };
+    for (int i = 0; i < s->nclasses; i++) {
+        PassCost one = price(c, s->class[i], b, l, context);
+        out.forward = seconds_sum(out.forward, one.forward, s->count[i]);
+        out.backward = seconds_sum(out.backward, one.backward, s->count[i]);
+    }
+    return out;
+}
+
+static PassCost base_price(const Cost *c, int class, double b, double l, double context)
+{
+    (void)context;
+    return cost_pass(c, class, b, l);
+}
+
+PassCost stretch_base(const Cost *c, const Stretch *s, double b, double l)
+{
+    return classes_pass(c, s, b, l, 0, base_price);
+}
+
+/* The host starts kernels ahead of the device: a pass takes at least that long. A core has
+ * nobody to start them but itself. */
+static PassCost at_least_launches(const Cost *c, const Stretch *s, PassCost a)
+{
+    double launched = s->kernels[1] + (a.backward.recompute > 0 ? s->kernels[0] : 0);
+    double f = s->kernels[0] * c->prices.launch, b = launched * c->prices.launch;
+    if (!c->prices.serial) {
+        f -= seconds_total(&a.forward);
+        b -= seconds_total(&a.backward);
+    }
+    a.forward.compute += f > 0 ? f : 0;
+    a.backward.compute += b > 0 ? b : 0;
+    return a;
+}
+
+PassCost stretch_after(const Cost *c, const Stretch *s, PassCost base, double b, double l,
+                       double context)
+{
+    PassCost more = classes_pass(c, s, b, l, context, cost_context);
+    base.forward = seconds_sum(base.forward, more.forward, 1);
+    base.backward = seconds_sum(base.backward, more.backward, 1);
+    return at_least_launches(c, s, base);
+}
+
+PassCost stretch_pass(const Cost *c, const Stretch *s, double b, double l, double context)
+{
+    return stretch_after(c, s, stretch_base(c, s, b, l), b, l, context);
+}
+
+/* ---- cuts ---------------------------------------------------------------------------- */
+
+static double class_seconds(const Cost *c, int class, double b, double l)
+{
+    if (class == NONE)
+        return 0;
+    Stretch s = { .class = (int[1]){ 0 }, .count = (int[1]){ 0 } };
+    add_class(c, &s, class);
+    PassCost a = at_least_launches(c, &s, cost_pass(c, class, b, l));
+    return seconds_total(&a.forward) + seconds_total(&a.backward);
+}
+
+/* TUNING: turns are cut by the seconds of one whole sequence: what a unit has is not known
+ * yet, and the shares of head and turns hardly change with it. */
+void stretch_cut(const Cost *c, int n, int *turns)
+{
+    double b = 1, L = (double)c->is.sequence;
+    if (n == 1) {
+        turns[0] = c->nturns;
+        return;
+    }
+    double *weight = NEWN(double, c->nturns);
+    for (int i = 0; i < c->nturns; i++)
+        weight[i] = i && c->class_of[i] == c->class_of[i - 1]
+                  ? weight[i - 1] : class_seconds(c, c->class_of[i], b, L);
+    stages_cut(c->nturns, weight, class_seconds(c, c->head, b, L),
+               class_seconds(c, c->tail, b, L), n, turns);
+}
+
+int64_t stretch_cut_bytes(const Cost *c, const Stretch *s)
+{
+    return (int64_t)c->cut_width[s->first + s->turns - 1] * c->element;
+}
+
+double stretch_transfer(const Cost *c, const Stretch *all, int n, int i, bool forward,
+                        double tokens)
+{
+    const int *size = c->mesh.size;
+    double ranks = (double)size[MESH_X] * size[MESH_Y] * size[MESH_Z];
+    if (i < 0 || i >= n - 1 || size[MESH_STAGE] == 1)
+        return 0;
+    int to = (forward ? i + 1 : i) % size[MESH_STAGE];
+    double bytes = tokens * (double)stretch_cut_bytes(c, &all[i]) / ranks;
+    return price_transfer(&c->prices, &c->mesh, to, forward, bytes);
+}
+
+/* ---- memory --------------------------------------------------------------------------- */
+
+StageMemory stretch_memory(const Cost *c, double parameters, bool last)
+{
+    const Plan *p = c->plan;
+    double moments = p->config->train.optimizer == OPT_ADAMW ? 2 : p->config->train.momentum > 0;
+    int d = c->is.data, wide = c->element < 4 ? 4 : c->element;
+    double master = c->element < 4 ? 4 : 0;
+    return (StageMemory){
+        .parameters = parameters * c->element / (c->is.zero >= 3 ? d : 1),
+        .gradients = parameters * wide / (c->is.zero >= 2 ? d : 1),
+        .optimizer = parameters * (moments * wide + master) / (c->is.zero >= 1 ? d : 1),
+        .logits = last ? c->logits_bytes * (double)c->is.logits_chunk : 0
+    };
+}
+
+double stretch_transient(const Cost *c, const Stretch *s)
+{
+    double most = 0;
+    for (int i = 0; i < s->nclasses; i++) {
+        double w = c->classes.at[s->class[i]].transient_bytes;
+        most = w > most ? w : most;
+    }
+    return most;
+}
