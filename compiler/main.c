@@ -72,17 +72,27 @@ bool compile_to(Compile *c, const char *last)
             bug("the plan does not hold together after %s", passes[i].name);
         if (strcmp(passes[i].name, last) == 0)
             return true;
-        if (strcmp(passes[i].name, "autodiff") == 0 && strcmp(c->o->command, "plan") == 0) {
+        if (strcmp(passes[i].name, "autodiff") == 0 && c->priced) {
             if (c->on_paper || needs_paper(p))
                 return true;
-            bool priced = c->config->has_cluster || c->config->here;
-            if (priced && !p->is.refused && p->is.stages == 1)
+            bool known = c->config->has_cluster || c->config->here || c->assumes;
+            if (known && !p->is.refused && p->is.stages == 1)
                 p->pipeline = pipeline_plan(p, false, c->o->blocking, false);
         }
         if (c->o->stop && strcmp(passes[i].name, c->o->stop) == 0)
             exit(EXIT_FINE);
     }
     return true;
+}
+
+bool compile_priced(Compile *c)
+{
+    c->priced = c->assumes = true;
+    if (!compile_to(c, "memory"))
+        return false;
+    if (needs_paper(c->plan))
+        c->plan->pipeline = pipeline_plan(c->plan, c->o->turns_only, c->o->blocking, true);
+    return c->plan->pipeline != NULL;
 }
 
 /* ---- commands ------------------------------------------------------------------- */
@@ -141,6 +151,7 @@ int command_simulate(Compile *c)
 
 int command_plan(Compile *c)
 {
+    c->priced = true;
     c->on_paper = is_asked(c, "slice") || is_asked(c, "schedule") || c->o->turns_only;
     if (!compile_to(c, "memory"))
         return EXIT_INPUT;
@@ -164,6 +175,7 @@ static const Command commands[] = {
     { "run",    command_run,    "train here (--steps --load --save --log --threads --reference)" },
     { "emit",   command_emit,   "a CUDA program to read and build (--target cuda -o DIR)" },
     { "build",  command_build,  "an executable (--target cpu -o EXE)" },
+    { "diff",   command_diff,   "two plans side by side: A B, or -- between sides (--json)" },
     { "profile", command_profile, "measure this machine (-o F; --quick; FILE: its turn too)" },
 };
 enum { NCOMMANDS = sizeof commands / sizeof *commands };
@@ -224,10 +236,10 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
 {
     const char *steps = NULL, *threads = NULL, *seed = NULL, *set = NULL;
     const Option list[] = {
-        { "--json", &o->json, NULL, "plan,simulate" },
+        { "--json", &o->json, NULL, "plan,simulate,diff" },
         { "--schedule", &o->schedule, NULL, "plan,simulate" },
-        { "--turns-only", &o->turns_only, NULL, "plan,simulate" },
-        { "--blocking", &o->blocking, NULL, "plan,simulate" },
+        { "--turns-only", &o->turns_only, NULL, "plan,simulate,diff" },
+        { "--blocking", &o->blocking, NULL, "plan,simulate,diff" },
         { "-q", &o->quiet, NULL, NULL },        { "-v", &o->verbose, NULL, NULL },
         { "--time", &o->time, NULL, NULL },     { "--reference", &o->reference, NULL, "run" },
         { "--help", &o->help, NULL, NULL },     { "-h", &o->help, NULL, NULL },
@@ -287,7 +299,11 @@ static void read_options(Options *o, int argc, char **argv)
     bool plain = false;         // after "--"
     o->steps = -1;
     for (int i = 1; i < argc; i++) {
-        if (!plain && strcmp(argv[i], "--") == 0)
+        bool splits = o->command && strcmp(o->command, "diff") == 0;
+        if (splits && strcmp(argv[i], "--") == 0) {
+            if (o->nsplits < (int)(sizeof o->split / sizeof *o->split))
+                o->split[o->nsplits++] = files.n;
+        } else if (!plain && strcmp(argv[i], "--") == 0)
             plain = true;
         else if (!plain && strcmp(argv[i], "--version") == 0) {
             printf("teracube 1\n");
@@ -386,10 +402,12 @@ int main(int argc, char **argv)
     if (o.in.nfiles == 0 && !o.in.no_profiles)
         die(EXIT_USAGE, "%s needs a model file", o.command);
     keep_inputs(&o);
-    Ast *ast = parse_files(&o.in);
-    if (asked(o.dump, "parse"))
-        print_ast(ast, stderr);
-    c.config = diag_errors() ? NULL : config_read(ast, &o.in);
+    if (command->run != command_diff) {         // which reads its files itself, side by side
+        Ast *ast = parse_files(&o.in);
+        if (asked(o.dump, "parse"))
+            print_ast(ast, stderr);
+        c.config = diag_errors() ? NULL : config_read(ast, &o.in);
+    }
     int status = diag_errors() ? diag_status() : command->run(&c);
     if (diag_errors() && status <= EXIT_INPUT)
         status = diag_status();

@@ -9,6 +9,7 @@
 typedef struct {
     const char *command;
     Inputs in;                      // files, --set, --plan, --cluster
+    int nsplits, split[3];          // diff: where a `--` stood among the files; at most 3 kept
     bool json, schedule, quiet, verbose, time, reference, help;
     bool turns_only, blocking;       // plan, simulate: see predict.h
     bool is_small, is_full, is_static;      // verify
@@ -22,11 +23,17 @@ typedef struct {
 typedef struct { const Options *o; const Config *config; Plan *plan; double start;
     int workers;                    // rows of scratch of a rank's sums; 0: by the cores
     bool on_paper;                  // plan: stop before layouts
+    bool priced;                    // the step is predicted too, where there is a machine ..
+    bool assumes;                   // .. and without one by this machine's assumed prices
 } Compile;
 
 /* Runs the passes up to `last` (a name of main.c's table). false: errors were
  * reported. */
 bool compile_to(Compile *c, const char *last);
+
+/* A plan and its prediction (c->plan->pipeline): laid out where this version can, else on
+ * paper. false: errors were reported. */
+bool compile_priced(Compile *c);
 
 /* The commands; each returns the exit status. */
 int command_check(Compile *c);
@@ -36,6 +43,7 @@ int command_verify(Compile *c);     // verify_run.c
 int command_run(Compile *c);        // run.c
 int command_build(Compile *c);      // run.c
 int command_emit(Compile *c);       // emit_files.c
+int command_diff(Compile *c);       // diff.c
 int command_profile(Compile *c);    // profile.c
 
 #endif

@@ -82,6 +82,10 @@ void        print_feed(const Pipeline *q, FILE *f);
 void        print_parts(const Pipeline *q, FILE *f);
 double      print_longest(const Pipeline *q, int r, const Seconds *of);    // pass of a unit
 const char *print_stage_turns(const Pipeline *q, int r);
+/* The resolved plan, as the block has it: "cube", "[1, 4, 1]". */
+typedef struct { const char *key, *value; } PlanKey;
+typedef VEC(PlanKey) PlanKeys;
+PlanKeys    print_plan_keys(const Plan *p);
 void        print_plan_block(const Plan *p, FILE *f);
 
 #endif

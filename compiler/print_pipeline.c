@@ -145,48 +145,65 @@ static const char *list_text(int n, const int64_t *of)
     return t.n ? str_of(t.at, t.n) : "";
 }
 
-/* The plan with every choice made; pasted back it gives the same plan. */
-void print_plan_block(const Plan *p, FILE *f)
+static void add_key(PlanKeys *keys, const char *key, const char *value)
+{
+    PlanKey k = { key, value };
+    vec_add(keys, k);
+}
+
+static const char *ranks_text(const PlanSpec *s)
+{
+    Text t = { 0 };
+    for (int i = 0; i < s->ranks.n; i++)
+        text_add(&t, "%s%s", i ? ", " : "[", s->ranks.at[i]);
+    text_add(&t, "]");
+    return str_of(t.at, t.n);
+}
+
+PlanKeys print_plan_keys(const Plan *p)
 {
     const Choices *is = &p->is;
     const PlanSpec *s = &p->config->plan;
     const Pipeline *q = p->pipeline;
     int sections = q ? q->P * q->v : 1, k = q ? q->feed.k : 1;
-    fprintf(f, "\nplan {\n");
-    fprintf(f, "    data         = %d\n", is->data);
-    fprintf(f, "    pipeline     = %d\n", is->stages);
-    fprintf(f, "    chunks       = %d\n", is->chunks);
-    fprintf(f, "    cube         = [%d, %d, %d]\n", is->x, is->y, is->z);
-    fprintf(f, "    microbatch   = %" PRId64 "\n", q ? q->feed.b : is->microbatch);
-    fprintf(f, "    slices       = %s\n", k > 1 ? str_fmt("[%s]", list_text(k, q->feed.slice))
-                                              : "uniform(1)");
-    fprintf(f, "    schedule     = %s\n", s->schedule.v ? s->schedule.v : "1f1b");
-    fprintf(f, "    recompute    = %s\n", print_recompute(p));
-    fprintf(f, "    zero         = %d\n", is->zero);
+    PlanKeys keys = { 0 };
+    add_key(&keys, "data", str_fmt("%d", is->data));
+    add_key(&keys, "pipeline", str_fmt("%d", is->stages));
+    add_key(&keys, "chunks", str_fmt("%d", is->chunks));
+    add_key(&keys, "cube", str_fmt("[%d, %d, %d]", is->x, is->y, is->z));
+    add_key(&keys, "microbatch", str_fmt("%" PRId64, q ? q->feed.b : is->microbatch));
+    add_key(&keys, "slices", k > 1 ? str_fmt("[%s]", list_text(k, q->feed.slice)) : "uniform(1)");
+    add_key(&keys, "schedule", s->schedule.v ? s->schedule.v : "1f1b");
+    add_key(&keys, "recompute", print_recompute(p));
+    add_key(&keys, "zero", str_fmt("%d", is->zero));
     if (sections > 1) {
         int64_t *turns = NEWN(int64_t, sections);
         for (int i = 0; i < sections; i++)
             turns[i] = q->section[i].turns;
-        fprintf(f, "    turns        = [%s]\n", list_text(sections, turns));
+        add_key(&keys, "turns", str_fmt("[%s]", list_text(sections, turns)));
     }
-    if (s->ranks.n == 5) {
-        fprintf(f, "    ranks        = [");
-        for (int i = 0; i < 5; i++)
-            fprintf(f, "%s%s", i ? ", " : "", s->ranks.at[i]);
-        fprintf(f, "]\n");
-    }
+    if (s->ranks.n == 5)
+        add_key(&keys, "ranks", ranks_text(s));
     if (s->partition.v)
-        fprintf(f, "    partition    = %s\n", strcmp(s->partition.v, "summa") ? s->partition.v
+        add_key(&keys, "partition", strcmp(s->partition.v, "summa") ? s->partition.v
                 : str_fmt("summa(%" PRId64 ")", s->summa_q));
-    fprintf(f, "    attention    = %s\n", attention_word[is->attention]);
-    fprintf(f, "    rows         = %s\n", is->balanced ? "balanced" : "plain");
+    add_key(&keys, "attention", attention_word[is->attention]);
+    add_key(&keys, "rows", is->balanced ? "balanced" : "plain");
     if (is->keep_why || s->keep.v)          // on paper nobody chose
-        fprintf(f, "    keep         = %s\n", is->keep_why ? print_keep(is) : s->keep.v);
-    fprintf(f, "    vectors      = %s\n", is->shard_vectors ? "sharded" : "whole");
-    if (k > 1 && !s->logits_chunk.set)      // each slice has its own
-        fprintf(f, "    logits_chunk = auto\n");
-    else
-        fprintf(f, "    logits_chunk = %" PRId64 "\n", is->logits_chunk);
+        add_key(&keys, "keep", is->keep_why ? print_keep(is) : s->keep.v);
+    add_key(&keys, "vectors", is->shard_vectors ? "sharded" : "whole");
+    add_key(&keys, "logits_chunk", k > 1 && !s->logits_chunk.set ? "auto"  // each slice has its own
+            : str_fmt("%" PRId64, is->logits_chunk));
+    return keys;
+}
+
+/* The plan with every choice made; pasted back it gives the same plan. */
+void print_plan_block(const Plan *p, FILE *f)
+{
+    PlanKeys keys = print_plan_keys(p);
+    fprintf(f, "\nplan {\n");
+    for (int i = 0; i < keys.n; i++)
+        fprintf(f, "    %-12s = %s\n", keys.at[i].key, keys.at[i].value);
     fprintf(f, "}\n");
 }
 

@@ -1,0 +1,516 @@
+/*
+ * diff.c - `teracube diff`: two plans side by side, what changed first.
+ *
+ *     diff A.tcube B.tcube               two files, each with all it needs
+ *     diff COMMON.tcube... A B           files before the last two belong to both
+ *     diff [COMMON... --] A... -- B...   sides of several files
+ *     diff FILE... --plan P,Q            two plan blocks of the same files
+ *
+ * Both are laid out where both can be; else both are compared as priced on paper.
+ */
+#include "commands.h"
+#include "json.h"
+#include "network.h"
+#include "print.h"
+
+typedef struct { const char *name; Inputs in; Compile c; Plan *p; Pipeline *q; } Side;
+
+/* ---- the command line ------------------------------------------------------------ */
+
+static const char *words_of(const char *const *files, int n)
+{
+    Text t = { 0 };
+    for (int i = 0; i < n; i++)
+        text_add(&t, "%s%s", i ? " " : "", files[i]);
+    return str_of(t.at ? t.at : "", t.n);
+}
+
+/* Files of a side: `common` of them first, then those from `first` to `end`. */
+static void side_files(Side *s, const Inputs *in, int common, int first, int end)
+{
+    int n = common + end - first;
+    const char **files = NEWN(const char *, n + 1);
+    for (int i = 0; i < n; i++)
+        files[i] = in->files[i < common ? i : first + i - common];
+    s->in.files = files;
+    s->in.nfiles = n;
+    s->name = words_of(files + common, end - first);
+}
+
+/* The two names of --plan, or of the blocks where there are just two. */
+static bool plan_names(const Compile *c, const char *name[2])
+{
+    const Inputs *in = &c->o->in;
+    if (in->plan) {
+        const char *comma = strchr(in->plan, ',');
+        if (comma == NULL)
+            return false;
+        name[0] = str_of(in->plan, (size_t)(comma - in->plan));
+        name[1] = str(comma + 1);
+        if (strchr(comma + 1, ',') || !*name[0] || !*name[1])
+            die(EXIT_USAGE, "diff compares two plans, not --plan %s", in->plan);
+        return true;
+    }
+    if (in->nfiles != 1 || c->o->nsplits > 0)
+        return false;
+    Inputs all = *in;
+    all.many_plans = true;
+    Ast *ast = parse_files(&all);
+    Config *config = diag_errors() ? NULL : config_read(ast, &all);
+    if (config == NULL || diag_errors())
+        exit(diag_status());
+    if (config->plans.n != 2)
+        die(EXIT_USAGE, "diff compares two plans, and %s has %s; name two files, or two of its "
+            "plans with --plan A,B", in->files[0], config->plans.n == 1 ? "one"
+            : str_fmt("%d", config->plans.n));
+    for (int i = 0; i < 2; i++)
+        name[i] = config->plans.at[i].name;
+    if (!name[0] || !name[1])
+        die(EXIT_USAGE, "the two plans of %s need names", in->files[0]);
+    return true;
+}
+
+static void find_sides(const Compile *c, Side side[2])
+{
+    const Options *o = c->o;
+    const Inputs *in = &o->in;
+    const char *name[2] = { NULL, NULL };
+    bool named = plan_names(c, name);
+    side[0].in = side[1].in = *in;
+    if (o->nsplits > 2)
+        die(EXIT_USAGE, "diff takes at most two `--`: COMMON... -- A... -- B...");
+    if (o->nsplits > 0) {
+        int common = o->nsplits == 2 ? o->split[0] : 0, cut = o->split[o->nsplits - 1];
+        side_files(&side[0], in, common, common, cut);
+        side_files(&side[1], in, common, cut, in->nfiles);
+        if (cut == common || cut == in->nfiles)
+            die(EXIT_USAGE, "diff needs a file on each side of `--`");
+    } else if (named) {
+        side_files(&side[0], in, in->nfiles, 0, 0);
+        side_files(&side[1], in, in->nfiles, 0, 0);
+    } else {
+        int common = in->nfiles - 2;
+        side_files(&side[0], in, common, common, common + 1);
+        side_files(&side[1], in, common, common + 1, common + 2);
+    }
+    for (int i = 0; i < 2 && named; i++) {
+        side[i].in.plan = name[i];
+        side[i].name = *side[i].name ? str_fmt("%s, plan %s", side[i].name, name[i])
+                                     : str_fmt("plan %s", name[i]);
+    }
+}
+
+/* false: errors were reported. */
+static bool load(const Compile *c, Side *s)
+{
+    Ast *ast = parse_files(&s->in);
+    Config *config = diag_errors() ? NULL : config_read(ast, &s->in);
+    if (config == NULL || diag_errors())
+        return false;
+    s->c = (Compile){ .o = c->o, .config = config, .start = c->start };
+    if (!compile_priced(&s->c))
+        return false;
+    s->p = s->c.plan;
+    s->q = s->p->pipeline;
+    return true;
+}
+
+/* ---- rows: a figure of both sides -------------------------------------------------- */
+
+typedef enum { SHOW_TEXT, SHOW_NUMBER, SHOW_SECONDS, SHOW_BYTES } Show;
+typedef struct { const char *name, *text[2]; double value[2]; bool has[2], is_sum; } Row;
+typedef struct { const char *key, *title; Show show; VEC(Row) rows; } Part;
+
+static Row *row_of(Part *p, const char *name)
+{
+    for (int i = 0; i < p->rows.n; i++)
+        if (strcmp(p->rows.at[i].name, name) == 0)
+            return &p->rows.at[i];
+    Row r = { .name = name };
+    vec_add(&p->rows, r);
+    return &p->rows.at[p->rows.n - 1];
+}
+
+static void put_text(Part *p, int side, const char *name, const char *text)
+{
+    Row *r = row_of(p, name);
+    r->text[side] = text;
+    r->has[side] = true;
+}
+
+static void put(Part *p, int side, const char *name, double value)
+{
+    Row *r = row_of(p, name);
+    r->value[side] = value;
+    r->has[side] = true;
+}
+
+static bool alike(double a, double b) { return fabs(a - b) <= 1e-9 * fmax(fabs(a), fabs(b)); }
+
+static bool is_same(const Row *r)
+{
+    if (r->text[0] || r->text[1])
+        return r->text[0] && r->text[1] && strcmp(r->text[0], r->text[1]) == 0;
+    return alike(r->value[0], r->value[1]);
+}
+
+static const char *value_text(Show show, double v)
+{
+    return show == SHOW_SECONDS ? str_seconds(v) : show == SHOW_BYTES ? str_bytes(v)
+         : floor(v) == v && fabs(v) < 1e9 ? str_fmt("%.0f", v) : str_fmt("%.4g", v);
+}
+
+static const char *cell(const Part *p, const Row *r, int side)
+{
+    return !r->has[side] ? "-" : p->show == SHOW_TEXT ? r->text[side]
+         : value_text(p->show, r->value[side]);
+}
+
+/* "+1.2 ms (+3 %)" */
+static const char *change(Show show, double a, double b)
+{
+    double d = b - a;
+    if (alike(a, b))
+        return "";
+    const char *by = str_fmt("%s%s", d < 0 ? "-" : "+", value_text(show, fabs(d)));
+    return a > 0 && b > 0 ? str_fmt("%s (%+.1f %%)", by, 100 * (b / a - 1)) : by;
+}
+
+/* The sum of a part stands last. */
+static int by_difference(const void *a, const void *b)
+{
+    const Row *x = a, *y = b;
+    if (x->is_sum != y->is_sum)
+        return x->is_sum - y->is_sum;
+    double d = fabs(x->value[1] - x->value[0]), e = fabs(y->value[1] - y->value[0]);
+    return (d < e) - (d > e);
+}
+
+/* Changed rows, the largest difference first where there are numbers; then the others' names. */
+static void print_part(const Part *p, FILE *f)
+{
+    Table t = { .align = p->show == SHOW_TEXT ? "lll" : "lrrr" };
+    Row *rows = NEWN(Row, p->rows.n + 1);
+    Text same = { 0 };
+    int changed = 0, nsame = 0;
+    for (int i = 0; i < p->rows.n; i++)
+        if (!is_same(&p->rows.at[i]))
+            rows[changed++] = p->rows.at[i];
+        else
+            text_add(&same, "%s%s", nsame++ ? ", " : "", p->rows.at[i].name);
+    if (p->rows.n == 0)
+        return;
+    if (p->show != SHOW_TEXT)
+        qsort(rows, (size_t)changed, sizeof *rows, by_difference);
+    print_heading(f, p->title);
+    table_cell(&t, "%s", "");
+    table_cell(&t, "a");
+    table_cell(&t, "b");
+    if (p->show != SHOW_TEXT)
+        table_cell(&t, "b - a");
+    for (int i = 0; i < changed; i++) {
+        table_cell(&t, "%s", rows[i].name);
+        table_cell(&t, "%s", cell(p, &rows[i], 0));
+        table_cell(&t, "%s", cell(p, &rows[i], 1));
+        if (p->show != SHOW_TEXT)
+            table_cell(&t, "%s", change(p->show, rows[i].value[0], rows[i].value[1]));
+    }
+    if (changed)
+        table_print(&t, f);
+    if (nsame)
+        fprintf(f, "  unchanged: %.*s\n", (int)same.n, same.at);
+}
+
+/* ---- what is compared -------------------------------------------------------------- */
+
+static void put_model(Part *of, int i, const Side *s)
+{
+    const Config *c = s->p->config;
+    put_text(of, i, "model", s->p->model_name ? s->p->model_name : "-");
+    put_text(of, i, "parameters", str_fmt("%" PRId64, print_parameters(s->p)));
+    put_text(of, i, "turns", str_fmt("%d", s->p->layers));
+    put_text(of, i, "batch", str_fmt("%" PRId64, s->p->is.batch));
+    put_text(of, i, "sequence", str_fmt("%" PRId64, s->p->is.sequence));
+    put_text(of, i, "precision", precision_word[s->p->is.precision]);
+    put_text(of, i, "cluster", c->has_cluster ? c->cluster.name : "this machine");
+    put_text(of, i, "devices", str_fmt("%d", plan_ranks(s->p)));
+}
+
+static void put_layout(Part *of, int i, const Side *s)
+{
+    PlanKeys keys = print_plan_keys(s->p);
+    for (int k = 0; k < keys.n; k++)
+        put_text(of, i, keys.at[k].key, keys.at[k].value);
+}
+
+static void put_time(Part *of, int i, const Side *s)
+{
+    for (int k = 0; k < PARTS; k++)
+        if (s->q->sim.part[k] > 0)
+            put(of, i, part_word[k], s->q->sim.part[k]);
+}
+
+static int worst_stage(const Side *s, bool on_paper)
+{
+    int worst = 0;
+    for (int r = 1; r < s->q->P; r++)
+        if (on_paper ? s->q->memory[r].peak > s->q->memory[worst].peak
+            : plan_stage(s->p, r)->block_bytes > plan_stage(s->p, worst)->block_bytes)
+            worst = r;
+    return worst;
+}
+
+static void put_some(Part *of, int i, const char *name, double bytes)
+{
+    if (bytes > 0)
+        put(of, i, name, bytes);
+}
+
+static void put_memory(Part *of, int i, const Side *s, bool on_paper)
+{
+    int r = worst_stage(s, on_paper);
+    if (!on_paper) {
+        const Plan *p = plan_stage(s->p, r);
+        Peak peak = print_peak(p);
+        for (int k = 0; k < BUF_CLASSES; k++)
+            put_some(of, i, buf_class_word[k], (double)peak.bytes[k]);
+        put_some(of, i, "keys/values", (double)peak.keys_values);
+        put_some(of, i, "gaps", (double)(p->block_bytes - peak.sum));
+        put(of, i, "peak", (double)p->block_bytes);
+        row_of(of, "peak")->is_sum = true;
+        return;
+    }
+    const StageMemory *m = &s->q->memory[r];
+    put_some(of, i, "parameters", m->parameters);
+    put_some(of, i, "gradients", m->gradients);
+    put_some(of, i, "optimizer", m->optimizer);
+    put_some(of, i, "activations", m->activations);
+    put_some(of, i, "keys/values", m->keys_values);
+    put_some(of, i, "logits", m->logits);
+    put_some(of, i, "workspace", m->workspace);
+    put(of, i, "peak", m->peak);
+    row_of(of, "peak")->is_sum = true;
+}
+
+/* ---- collectives ------------------------------------------------------------------- */
+
+typedef struct { NetUse of[2]; bool has[2]; } Pair;
+typedef VEC(Pair) Pairs;
+
+static void put_network(Pairs *all, int i, const Side *s, bool on_paper)
+{
+    NetUses uses = network_uses(s->p, s->q, s->q->sim.last, on_paper);
+    for (int k = 0; k < uses.n; k++) {
+        const NetUse *u = &uses.at[k];
+        int at = 0;
+        while (at < all->n) {
+            const Pair *e = &all->at[at];
+            const NetUse *x = &e->of[e->has[0] ? 0 : 1];
+            if (!e->has[i] && x->coll == u->coll && strcmp(x->axis, u->axis) == 0)
+                break;
+            at++;
+        }
+        if (at == all->n)
+            vec_add(all, (Pair){ 0 });
+        all->at[at].of[i] = *u;
+        all->at[at].has[i] = true;
+    }
+}
+
+static bool pair_same(const Pair *e)
+{
+    const NetUse *a = &e->of[0], *b = &e->of[1];
+    return e->has[0] && e->has[1] && a->size == b->size && alike(a->calls, b->calls) &&
+           alike(a->bytes, b->bytes) && alike(a->seconds, b->seconds);
+}
+
+static int by_seconds(const void *a, const void *b)
+{
+    const Pair *x = a, *y = b;
+    double d = fabs(x->of[1].seconds - x->of[0].seconds);
+    double e = fabs(y->of[1].seconds - y->of[0].seconds);
+    return (d < e) - (d > e);
+}
+
+static const NetUse *either(const Pair *e) { return &e->of[e->has[0] ? 0 : 1]; }
+
+/* "8 in 2.1 GB, 31 ms": calls, bytes, seconds. */
+static void use_cells(Table *t, const Pair *e, int side)
+{
+    const NetUse *u = &e->of[side];
+    table_cell(t, "%s", e->has[side] ? str_fmt("%" PRId64, u->size) : "-");
+    table_cell(t, "%s", e->has[side] ? str_fmt("%.0f", u->calls) : "-");
+    table_cell(t, "%s", e->has[side] ? str_bytes(u->bytes) : "-");
+    table_cell(t, "%s", e->has[side] ? str_seconds(u->seconds) : "-");
+}
+
+static void print_network(Pairs *all, const Side side[2], FILE *f)
+{
+    static const char *const head[] = { "", "ranks", "calls", "bytes", "a: time", "ranks", "calls",
+                                        "bytes", "b: time", "b - a" };
+    Table t = { .align = "lrrrrrrrrr" };
+    Text same = { 0 };
+    int changed = 0, nsame = 0;
+    qsort(all->at, (size_t)all->n, sizeof *all->at, by_seconds);
+    for (int i = 0; i < 10; i++)
+        table_cell(&t, "%s", head[i]);
+    for (int i = 0; i < all->n; i++) {
+        const Pair *e = &all->at[i];
+        const char *name = str_fmt("%s over %s", coll_word[either(e)->coll], either(e)->axis);
+        if (pair_same(e)) {
+            text_add(&same, "%s%s", nsame++ ? ", " : "", name);
+            continue;
+        }
+        changed++;
+        table_cell(&t, "%s", name);
+        use_cells(&t, e, 0);
+        use_cells(&t, e, 1);
+        table_cell(&t, "%s", change(SHOW_SECONDS, e->of[0].seconds, e->of[1].seconds));
+    }
+    if (all->n == 0)
+        return;
+    print_heading(f, str_fmt("collectives of a rank in a step: received (send: sent), priced "
+        "whether hidden or not%s", side[0].q->P * side[1].q->P == 1 ? ""
+        : "; of the stage that ends last"));
+    if (changed)
+        table_print(&t, f);
+    if (nsame)
+        fprintf(f, "  unchanged: %.*s\n", (int)same.n, same.at);
+}
+
+/* ---- printing ---------------------------------------------------------------------- */
+
+enum { MODEL, LAYOUT, TIME, MEMORY, NPARTS };
+
+static void count_changes(const Part part[NPARTS], const Pairs *net, int *changed, int *same)
+{
+    for (int i = 0; i < NPARTS; i++)
+        for (int k = 0; k < part[i].rows.n; k++)
+            ++*(is_same(&part[i].rows.at[k]) ? same : changed);
+    for (int k = 0; k < net->n; k++)
+        ++*(pair_same(&net->at[k]) ? same : changed);
+}
+
+static void print_sides(const Side side[2], const Part part[NPARTS], Pairs *net, FILE *f)
+{
+    double a = side[0].q->sim.step_s, b = side[1].q->sim.step_s;
+    int changed = 0, same = 0;
+    for (int i = 0; i < 2; i++)
+        fprintf(f, "%c  %s: %s\n", 'a' + i, side[i].name, plan_line(side[i].p));
+    if (alike(a, b))
+        fprintf(f, "   step %s in both\n", str_seconds(a));
+    else
+        fprintf(f, "   step %s -> %s, %s: %c is faster\n", str_seconds(a), str_seconds(b),
+                change(SHOW_SECONDS, a, b), b < a ? 'b' : 'a');
+    count_changes(part, net, &changed, &same);
+    fprintf(f, "   %s changed, %d unchanged\n", plural(changed, "figure"), same);
+    bool other = false;
+    for (int i = 0; i < part[MODEL].rows.n; i++)
+        other |= !is_same(&part[MODEL].rows.at[i]);
+    if (other)
+        print_part(&part[MODEL], f);
+    print_part(&part[LAYOUT], f);
+    print_part(&part[TIME], f);
+    print_network(net, side, f);
+    print_part(&part[MEMORY], f);
+}
+
+static void json_row(Json *j, const Part *p, const Row *r)
+{
+    json_begin(j, r->name, '{');
+    for (int i = 0; i < 2; i++) {
+        const char *name = i ? "b" : "a";
+        if (!r->has[i])
+            json_null(j, name);
+        else if (p->show == SHOW_TEXT)
+            json_text(j, name, r->text[i]);
+        else
+            json_real(j, name, r->value[i]);
+    }
+    json_end(j, '}');
+}
+
+static void json_use(Json *j, const char *name, const Pair *e, int side)
+{
+    const NetUse *u = &e->of[side];
+    if (!e->has[side]) {
+        json_null(j, name);
+        return;
+    }
+    json_begin(j, name, '{');
+    json_integer(j, "group_size", u->size);
+    json_real(j, "calls", u->calls);
+    json_real(j, "bytes", u->bytes);
+    json_real(j, "seconds", u->seconds);
+    json_end(j, '}');
+}
+
+static void json_sides(const Side side[2], const Part part[NPARTS], const Pairs *net,
+                       bool on_paper, FILE *f)
+{
+    Json json = { f, true, 1 }, *j = &json;
+    int changed = 0, same = 0;
+    count_changes(part, net, &changed, &same);
+    fputc('{', f);
+    json_integer(j, "schema", 1);
+    json_text(j, "a", side[0].name);
+    json_text(j, "b", side[1].name);
+    json_text(j, "compared", on_paper ? "on paper" : "laid out");
+    json_integer(j, "changed", changed);
+    json_integer(j, "unchanged", same);
+    json_begin(j, "step_s", '{');
+    json_real(j, "a", side[0].q->sim.step_s);
+    json_real(j, "b", side[1].q->sim.step_s);
+    json_end(j, '}');
+    for (int i = 0; i < NPARTS; i++) {
+        json_begin(j, part[i].key, '{');
+        for (int k = 0; k < part[i].rows.n; k++)
+            json_row(j, &part[i], &part[i].rows.at[k]);
+        json_end(j, '}');
+    }
+    json_begin(j, "collectives", '[');
+    for (int k = 0; k < net->n; k++) {
+        json_begin(j, NULL, '{');
+        json_text(j, "kind", coll_word[either(&net->at[k])->coll]);
+        json_text(j, "axes", either(&net->at[k])->axis);
+        json_use(j, "a", &net->at[k], 0);
+        json_use(j, "b", &net->at[k], 1);
+        json_end(j, '}');
+    }
+    json_end(j, ']');
+    json_end(j, '}');
+    fputc('\n', f);
+}
+
+int command_diff(Compile *c)
+{
+    Side side[2] = { { 0 }, { 0 } };
+    find_sides(c, side);
+    for (int i = 0; i < 2; i++)
+        if (!load(c, &side[i])) {
+            fprintf(stderr, "note: this is %c, %s\n", 'a' + i, side[i].name);
+            return EXIT_INPUT;
+        }
+    bool on_paper = side[0].p->insts.n == 0 || side[1].p->insts.n == 0;
+    Pairs net = { 0 };
+    Part part[NPARTS] = {
+        [MODEL] = { .key = "model", .title = "model and machine", .show = SHOW_TEXT },
+        [LAYOUT] = { .key = "layout", .title = "layout", .show = SHOW_TEXT },
+        [TIME] = { .key = "breakdown_s", .title = "where the step goes", .show = SHOW_SECONDS },
+        [MEMORY] = { .key = "memory", .title = on_paper
+                     ? "memory of a rank of the fullest stage, estimated on paper"
+                     : "memory of a rank of the fullest stage", .show = SHOW_BYTES },
+    };
+    for (int i = 0; i < 2; i++) {
+        put_model(&part[MODEL], i, &side[i]);
+        put_layout(&part[LAYOUT], i, &side[i]);
+        put_time(&part[TIME], i, &side[i]);
+        put_memory(&part[MEMORY], i, &side[i], on_paper);
+        put_network(&net, i, &side[i], on_paper);
+    }
+    if (c->o->json)
+        json_sides(side, part, &net, on_paper, stdout);
+    else
+        print_sides(side, part, &net, stdout);
+    return EXIT_FINE;
+}
