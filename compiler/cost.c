@@ -47,47 +47,44 @@ static void add_time(Seconds *s, int axis, double t)
     *(axis == 0 ? &s->x : axis == 1 ? &s->y : &s->z) += t;
 }
 
-static double attention_s(const Cost *c, const Term *t, double b, double l, double context)
+double cost_term(const Cost *c, const Term *u, double b, double l, double context)
 {
-    return price_attention(&c->prices, &c->mesh, &t->attention, t->backward, c->is.balanced,
-                           c->element, b, l, context, (double)c->is.sequence);
+    const Prices *w = &c->prices;
+    double N = b * l;
+    switch (u->kind) {
+    case TERM_PRODUCT:
+        return u->sums_tokens
+            ? price_product(w, u->form, u->m, u->n, u->k * N, c->element, u->bytes)
+            : price_product(w, u->form, u->m * N, u->n, u->k, c->element, u->bytes);
+    case TERM_BYTES:
+        return price_bytes(w, u->token_bytes * N + u->bytes);
+    case TERM_ATTENTION:
+        return price_attention(w, &c->mesh, &u->attention, u->backward, c->is.balanced,
+                               c->element, b, l, context, (double)c->is.sequence);
+    default:
+        return price_collective(w, &u->group, u->ring, u->calls, u->token_bytes * N + u->bytes);
+    }
 }
 
 /* Terms of a pass; context >= 0: only what attention adds over an empty context. */
 static PassCost terms_pass(const Cost *c, int class, double b, double l, double context)
 {
     const TurnClass *t = &c->classes.at[class];
-    const Prices *w = &c->prices;
     PassCost out = { 0 };
-    double N = b * l, hidden[2] = { 0 }, again = 0;
+    double hidden[2] = { 0 }, again = 0;
     for (int i = 0; i < (context > 0 ? t->nattention : t->terms.n); i++) {
         const Term *u = &t->terms.at[i];
         Seconds *s = u->backward ? &out.backward : &out.forward;
-        double sec = 0;
-        switch (u->kind) {
-        case TERM_PRODUCT:
-            sec = u->sums_tokens
-                ? price_product(w, u->form, u->m, u->n, u->k * N, c->element, u->bytes)
-                : price_product(w, u->form, u->m * N, u->n, u->k, c->element, u->bytes);
+        double sec = cost_term(c, u, b, l, context);
+        if (context > 0)
+            sec -= cost_term(c, u, b, l, 0);
+        if (u->kind != TERM_COLLECTIVE)
             s->compute += sec;
-            break;
-        case TERM_BYTES:
-            s->compute += price_bytes(w, u->token_bytes * N + u->bytes);
-            break;
-        case TERM_ATTENTION:
-            sec = attention_s(c, u, b, l, context);
-            if (context > 0)
-                sec -= attention_s(c, u, b, l, 0);
-            s->compute += sec;
-            again += u->backward ? 0 : sec;
-            break;
-        case TERM_COLLECTIVE:
-            sec = price_collective(w, &u->group, u->ring, u->calls, u->token_bytes * N + u->bytes);
-            if (u->hidden)
-                hidden[u->backward] += sec;
-            else
-                add_time(s, u->axis, sec);
-        }
+        else if (u->hidden)
+            hidden[u->backward] += sec;
+        else
+            add_time(s, u->axis, sec);
+        again += u->kind == TERM_ATTENTION && !u->backward ? sec : 0;
     }
     /* Weights of the next turn travel while this one computes. */
     if (hidden[0] > out.forward.compute)

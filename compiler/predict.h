@@ -70,6 +70,8 @@ Cost   *cost_new(Plan *p, bool turns_only);
 /* One pass of b sequences, l tokens each after c, over a class; what depends on c alone. */
 PassCost    cost_pass(const Cost *c, int class, double b, double l);
 PassCost    cost_context(const Cost *c, int class, double b, double l, double context);
+/* One term of it; attention: all of it, not what context adds. */
+double      cost_term(const Cost *c, const Term *u, double b, double l, double context);
 double  cost_sync(const Cost *c, double parameters);        // gradients over data
 double  cost_update(const Cost *c, double parameters, double *gather_s);
 
