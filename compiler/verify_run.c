@@ -28,9 +28,10 @@ int verify_execute(Compile *c, const Emitted *e)
                 same.bad);
     else if (!c->o->quiet)
         printf("%s, %s: %s against the reference: losses and norms within %.1e, %s within "
-               "%.1e%s\n", c->plan->model_name, plan_line(c->plan), plural(steps, "step"),
-               same.worst_scalar, plural(t->graph->nparams, "gradient"), same.worst,
-               same.worst > 0 ? str_fmt(" (worst: %s)", same.worst_name) : "");
+               "%.1e%s; %.1e is allowed\n", c->plan->model_name, plan_line(c->plan),
+               plural(steps, "step"), same.worst_scalar, plural(t->graph->nparams, "gradient"),
+               same.worst, same.worst > 0 ? str_fmt(" (worst: %s)", same.worst_name) : "",
+               same.tolerance);
     return same.bad || same.steps < steps ? EXIT_FAULT : EXIT_FINE;
 }
 

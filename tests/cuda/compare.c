@@ -1,11 +1,12 @@
 /*
  * compare.c - are two safetensors files the same numbers?
  *
- *     compare A B BASE TOLERANCE
+ *     compare A A0 B B0 TOLERANCE
  *
- * A and B are what a step made of the weights in BASE: their differences from it are
+ * A and B are what a step made of the weights in A0 and B0: the differences from those are
  * compared, tensor by tensor where the header names one, as design.md 9 does gradients:
- * max |a - b| <= tolerance * max(max |b|, 0.01 G), G the largest of all. All F64 or F32.
+ * max |a - b| <= tolerance * max(max |b|, 0.01 G), G the largest of all. Each file is all
+ * F64 or all F32; tensors stand in the same order.
  */
 #include <math.h>
 #include <stdint.h>
@@ -13,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct { char *header; uint64_t n; char *data; size_t bytes; } File;
+typedef struct { char *header; uint64_t n; char *data; size_t bytes; int size; } File;
 
 static File read_file(const char *path)
 {
@@ -33,12 +34,13 @@ static File read_file(const char *path)
         exit(2);
     }
     fclose(in);
+    f.size = strstr(f.header, "\"F64\"") ? 8 : 4;
     return f;
 }
 
-static double number(const File *f, int size, size_t i)
+static double number(const File *f, size_t i)
 {
-    return size == 8 ? ((const double *)(const void *)f->data)[i]
+    return f->size == 8 ? ((const double *)(const void *)f->data)[i]
                      : (double)((const float *)(const void *)f->data)[i];
 }
 
@@ -55,26 +57,32 @@ static const char *next_tensor(const char *at, size_t *from, size_t *to)
     return end;
 }
 
+/* What the step subtracted from number i. */
+static double change(const File f[2], size_t i) { return number(&f[1], i) - number(&f[0], i); }
+
 int main(int argc, char **argv)
 {
-    if (argc != 5)
+    if (argc != 6)
         return 2;
-    File a = read_file(argv[1]), b = read_file(argv[2]), base = read_file(argv[3]);
-    double tolerance = atof(argv[4]), largest = 0, worst = 0;
-    if (a.bytes != b.bytes || a.bytes != base.bytes || strcmp(a.header, b.header) != 0) {
+    File a[2] = { read_file(argv[1]), read_file(argv[2]) };
+    File b[2] = { read_file(argv[3]), read_file(argv[4]) };
+    double tolerance = atof(argv[5]), largest = 0, worst = 0;
+    size_t n = a[0].bytes / (size_t)a[0].size;
+    if (n != a[1].bytes / (size_t)a[1].size || n != b[0].bytes / (size_t)b[0].size ||
+        n != b[1].bytes / (size_t)b[1].size) {
         printf("other tensors\n");
         return 1;
     }
-    int size = strstr(a.header, "\"F64\"") ? 8 : 4, bad = 0;
-    for (size_t i = 0; i < a.bytes / (size_t)size; i++)
-        largest = fmax(largest, fabs(number(&b, size, i) - number(&base, size, i)));
+    int bad = 0;
+    for (size_t i = 0; i < n; i++)
+        largest = fmax(largest, fabs(change(b, i)));
     size_t from, to;
-    for (const char *at = a.header; (at = next_tensor(at, &from, &to));) {
+    for (const char *at = b[0].header; (at = next_tensor(at, &from, &to));) {
         double diff = 0, most = 0;
-        for (size_t i = from / (size_t)size; i < to / (size_t)size; i++) {
-            double d = fabs(number(&a, size, i) - number(&b, size, i));
+        for (size_t i = from / (size_t)b[0].size; i < to / (size_t)b[0].size; i++) {
+            double d = fabs(change(a, i) - change(b, i));
             diff = d <= diff ? diff : d;        // keeps what is no number
-            most = fmax(most, fabs(number(&b, size, i) - number(&base, size, i)));
+            most = fmax(most, fabs(change(b, i)));
         }
         double e = diff / fmax(fmax(most, 0.01 * largest), 1e-300);
         worst = e <= worst ? worst : e;
