@@ -55,9 +55,8 @@ static bool plan_names(const Compile *c, const char *name[2])
         return false;
     Inputs all = *in;
     all.many_plans = true;
-    Ast *ast = parse_files(&all);
-    Config *config = diag_errors() ? NULL : config_read(ast, &all);
-    if (config == NULL || diag_errors())
+    const Config *config = config_of(c->o, &all);
+    if (config == NULL)
         exit(diag_status());
     if (config->plans.n != 2)
         die(EXIT_USAGE, "diff compares two plans, and %s has %s; name two files, or two of its "
@@ -103,9 +102,8 @@ static void find_sides(const Compile *c, Side side[2])
 /* false: errors were reported. */
 static bool load(const Compile *c, Side *s)
 {
-    Ast *ast = parse_files(&s->in);
-    Config *config = diag_errors() ? NULL : config_read(ast, &s->in);
-    if (config == NULL || diag_errors())
+    const Config *config = config_of(c->o, &s->in);
+    if (config == NULL)
         return false;
     s->c = (Compile){ .o = c->o, .config = config, .start = c->start };
     if (!compile_priced(&s->c))

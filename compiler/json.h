@@ -1,5 +1,5 @@
 /*
- * json.h - writing JSON: commas, quotes and indentation are seen to here.
+ * json.h - writing JSON (commas, quotes and indentation are seen to here) and reading it.
  *
  *     Json json = { f, true, 1 }, *j = &json;
  *     fputc('{', f);
@@ -22,5 +22,31 @@ void json_text(Json *j, const char *name, const char *s);      // NULL: null
 void json_integer(Json *j, const char *name, int64_t n);
 void json_real(Json *j, const char *name, double x);            // not finite: null
 void json_null(Json *j, const char *name);
+
+/* ---- json_read.c: reading, value by value -------------------------------------------
+ *
+ *     JsonIn json = { text, n }, *j = &json;
+ *     for (json_open(j, '{'); json_more(j, '}');) {
+ *         const char *name = json_name(j);
+ *         if (strcmp(name, "step") == 0) step = json_get_number(j);
+ *         else json_skip(j);
+ *     }
+ *
+ * Once something is wrong, `why` says what, at byte `at`, and nothing more is read. Texts are
+ * interned.
+ */
+typedef struct {
+    const char *text; size_t n, at;
+    const char *why; bool ended;    // ended: it may go on where the text ends
+    bool first;                     // of the innermost bracket; the reader's own
+} JsonIn;
+
+char json_peek(JsonIn *j);                      // its first byte; 0: there is none
+bool json_open(JsonIn *j, char bracket);
+bool json_more(JsonIn *j, char bracket);        // false: it is closed
+const char *json_name(JsonIn *j);
+const char *json_get_text(JsonIn *j);           // "" where it is none
+double json_get_number(JsonIn *j);              // null: NAN
+void json_skip(JsonIn *j);
 
 #endif

@@ -52,6 +52,15 @@ static bool needs_paper(const Plan *p)
     return p->is.refused && !(w.v && strcmp(w.v, "summa") == 0);
 }
 
+const Config *config_of(const Options *o, const Inputs *in)
+{
+    Ast *ast = parse_files(in);
+    if (asked(o->dump, "parse"))
+        print_ast(ast, stderr);
+    const Config *c = diag_errors() ? NULL : config_read(ast, in);
+    return diag_errors() ? NULL : c;
+}
+
 bool compile_to(Compile *c, const char *last)
 {
     Plan *p = c->plan = plan_new(c->config);
@@ -176,6 +185,7 @@ static const Command commands[] = {
     { "emit",   command_emit,   "a CUDA program to read and build (--target cuda -o DIR)" },
     { "build",  command_build,  "an executable (--target cpu -o EXE)" },
     { "diff",   command_diff,   "two plans side by side: A B, or -- between sides (--json)" },
+    { "compare", command_compare, "predicted against a run: FILE... its log, trace or both" },
     { "profile", command_profile, "measure this machine (-o F; --quick; FILE: its turn too)" },
 };
 enum { NCOMMANDS = sizeof commands / sizeof *commands };
@@ -236,7 +246,7 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
 {
     const char *steps = NULL, *threads = NULL, *seed = NULL, *set = NULL;
     const Option list[] = {
-        { "--json", &o->json, NULL, "plan,simulate,diff" },
+        { "--json", &o->json, NULL, "plan,simulate,diff,compare" },
         { "--schedule", &o->schedule, NULL, "plan,simulate" },
         { "--turns-only", &o->turns_only, NULL, "plan,simulate,diff" },
         { "--blocking", &o->blocking, NULL, "plan,simulate,diff" },
@@ -402,12 +412,9 @@ int main(int argc, char **argv)
     if (o.in.nfiles == 0 && !o.in.no_profiles)
         die(EXIT_USAGE, "%s needs a model file", o.command);
     keep_inputs(&o);
-    if (command->run != command_diff) {         // which reads its files itself, side by side
-        Ast *ast = parse_files(&o.in);
-        if (asked(o.dump, "parse"))
-            print_ast(ast, stderr);
-        c.config = diag_errors() ? NULL : config_read(ast, &o.in);
-    }
+    bool reads = command->run == command_diff || command->run == command_compare;
+    if (!reads)                                 // these read their files themselves
+        c.config = config_of(&o, &o.in);
     int status = diag_errors() ? diag_status() : command->run(&c);
     if (diag_errors() && status <= EXIT_INPUT)
         status = diag_status();

@@ -27,6 +27,9 @@ typedef struct { const Options *o; const Config *config; Plan *plan; double star
     bool assumes;                   // .. and without one by this machine's assumed prices
 } Compile;
 
+/* The files of `in` as settings. NULL: errors were reported. */
+const Config *config_of(const Options *o, const Inputs *in);
+
 /* Runs the passes up to `last` (a name of main.c's table). false: errors were
  * reported. */
 bool compile_to(Compile *c, const char *last);
@@ -44,6 +47,7 @@ int command_run(Compile *c);        // run.c
 int command_build(Compile *c);      // run.c
 int command_emit(Compile *c);       // emit_files.c
 int command_diff(Compile *c);       // diff.c
+int command_compare(Compile *c);    // compare.c
 int command_profile(Compile *c);    // profile.c
 
 #endif

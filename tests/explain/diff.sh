@@ -65,4 +65,4 @@ fails 2 'unknown-plan|`nobody`' "$t" diff both.tcube --plan p,nobody
 fails 1 'absent.tcube' "$t" diff "$C/one.tcube" absent.tcube
 fails 1 'heads-divide|this is a, one.tcube' "$t" diff common.tcube one.tcube two.tcube --set plan.cube=[1,7,1] \
     --set cluster.nodes=7 --set plan.data=4
-echo "$passed passed, $failed failed, $skipped skipped"
+summary
