@@ -77,6 +77,8 @@ bool compile_to(Compile *c, const char *last)
         }
         if (diag_errors())
             return false;
+        if (passes[i].run == mesh_choose)
+            plan_check_hash(p);
         if (passes[i].verified && verify_plan(p, passes[i].name, stderr))
             bug("the plan does not hold together after %s", passes[i].name);
         if (strcmp(passes[i].name, last) == 0)
@@ -180,6 +182,7 @@ static const Command commands[] = {
     { "check",  command_check,  "errors and warnings only" },
     { "plan",   command_plan,   "the resolved plan: layouts, collectives, memory (--json)" },
     { "simulate", command_simulate, "predicted step: stages, slices, times (--trace F)" },
+    { "tune",   command_tune,   "the best layouts of the cluster (--top N; --objective; --write F)" },
     { "verify", command_verify, "static checks, then a step against the reference" },
     { "run",    command_run,    "train here (--steps --load --save --log --threads --reference)" },
     { "emit",   command_emit,   "a CUDA program to read and build (--target cuda -o DIR)" },
@@ -244,11 +247,11 @@ static const char *value_of(int argc, char **argv, int *i)
 
 static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
 {
-    const char *steps = NULL, *threads = NULL, *seed = NULL, *set = NULL;
+    const char *top = NULL, *steps = NULL, *threads = NULL, *seed = NULL, *set = NULL;
     const Option list[] = {
-        { "--json", &o->json, NULL, "plan,simulate,diff,compare" },
+        { "--json", &o->json, NULL, "plan,simulate,diff,compare,tune" },
         { "--schedule", &o->schedule, NULL, "plan,simulate" },
-        { "--turns-only", &o->turns_only, NULL, "plan,simulate,diff" },
+        { "--turns-only", &o->turns_only, NULL, "plan,simulate,diff,tune" },
         { "--blocking", &o->blocking, NULL, "plan,simulate,diff" },
         { "-q", &o->quiet, NULL, NULL },        { "-v", &o->verbose, NULL, NULL },
         { "--time", &o->time, NULL, NULL },     { "--reference", &o->reference, NULL, "run" },
@@ -264,6 +267,9 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
         { "--load", NULL, &o->load, "run" },    { "--save", NULL, &o->save, "run" },
         { "--resume", NULL, &o->resume, "run" },
         { "--log", NULL, &o->log, "run" },      { "--trace", NULL, &o->trace, "run,simulate" },
+        { "--top", NULL, &top, "tune" },         { "--budget", NULL, &o->budget, "tune" },
+        { "--objective", NULL, &o->objective, "tune" },
+        { "--write", NULL, &o->write, "tune" },
         { "--plan", NULL, &o->in.plan, NULL },  { "--cluster", NULL, &o->in.cluster, NULL },
         { "--steps", NULL, &steps, "run,verify" },
         { "--threads", NULL, &threads, "plan,simulate,verify,run,build" },
@@ -290,6 +296,8 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
             die(EXIT_USAGE, "%s needs a value", list[k].name);
         if (steps)
             o->steps = whole("--steps", steps, INT64_C(1) << 40);
+        if (top)
+            o->top = (int)whole("--top", top, 1000);
         if (threads)
             o->threads = (int)whole("--threads", threads, 4096);
         if (seed)
@@ -343,10 +351,6 @@ static const Command *find_command(const Options *o)
         if (strcmp(o->command, commands[i].name) == 0)
             return &commands[i];
     }
-    static const char *const later[] = { "tune" };
-    for (size_t i = 0; i < sizeof later / sizeof *later; i++)
-        if (strcmp(o->command, later[i]) == 0)
-            die(EXIT_USAGE, "this version has no command `%s`", o->command);
     const char *near = str_nearest(o->command, names, NCOMMANDS);
     die(EXIT_USAGE, near ? "unknown command `%s`; did you mean %s?" : "unknown command `%s`",
         o->command, near);

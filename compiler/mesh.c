@@ -643,6 +643,26 @@ void mesh_choose(Plan *p)
         partition_check(p);
 }
 
+void mesh_open(Plan *p, int64_t ranks)
+{
+    const Train *t = &p->config->train;
+    Choices *is = &p->is;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    is->batch = t->batch.v > 0 ? (int64_t)t->batch.v : 1;
+    is->sequence = t->sequence.v > 0 ? (int64_t)t->sequence.v : 1;
+    is->precision = t->precision;
+    is->stages = is->x = is->y = is->z = is->chunks = is->nslices = 1;
+    is->data = (int)ranks;
+    choose_room(p);
+    is->data = 1;
+    is->microbatch = 1;
+    is->T = is->sequence;
+    is->slice = NEWN(int64_t, 1);
+    is->slice[0] = is->sequence;
+    if (is->workers == 0)
+        is->workers = cores > ranks ? (int)(cores / ranks) : 1;
+}
+
 bool mesh_feed(Plan *p, int64_t b)
 {
     const PlanSpec *s = &p->config->plan;

@@ -16,6 +16,7 @@ typedef struct {
     bool is_quick;                  // profile
     const char *dump, *stop, *explain, *target, *output;
     const char *load, *save, *log, *trace, *resume;
+    int top; const char *budget, *objective, *write, *results, *why_not;      // tune
     int64_t steps;                  // -1: as the file says
     int threads;                    // 0: share the cores
 } Options;
@@ -48,6 +49,7 @@ int command_build(Compile *c);      // run.c
 int command_emit(Compile *c);       // emit_files.c
 int command_diff(Compile *c);       // diff.c
 int command_compare(Compile *c);    // compare.c
+int command_tune(Compile *c);       // tune_run.c
 int command_profile(Compile *c);    // profile.c
 
 #endif

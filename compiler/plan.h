@@ -428,6 +428,13 @@ const char *plan_line(const Plan *p);
 Plan    *plan_stage(const Plan *p, int r);      // the plan of stage r; itself where there is one
 int      plan_collectives(const Plan *p);      // instructions of all stages that are collectives
 
+/* ---- hash.c: what a plan hangs on -------------------------------------------- */
+typedef enum { HASH_MODEL, HASH_TRAIN, HASH_CLUSTER, HASH_PRICES, HASHES } HashOf;
+extern const char *const hash_word[HASHES];
+uint64_t plan_hash(const Plan *p, HashOf of);   // needs graph
+const char *plan_hash_line(const Plan *p);      // a comment for a plan block
+void     plan_check_hash(const Plan *p);        // such a comment that is no longer true: warnings
+
 /* ---- rowop.c: elementwise operators and row reductions, equal ones once ---- */
 typedef struct {            // what a new operator takes over from its place
     Phase phase; const char *name; Loc loc;
@@ -453,6 +460,8 @@ void autodiff_add(Plan *p);
 void mesh_choose(Plan *p);
 /* The choices that hang on the microbatch, for another one; false: b does not fit. */
 bool mesh_feed(Plan *p, int64_t b);
+/* Sizes of 1 and the room of one of so many ranks, where a search chooses the mesh. */
+void mesh_open(Plan *p, int64_t ranks);
 /* reference_build.c  The forward graph and the optimizer as runtime/reference.h has them. */
 struct RefGraph;
 struct RefOptimizer;

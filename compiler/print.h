@@ -11,6 +11,7 @@
 #ifndef PRINT_H
 #define PRINT_H
 
+#include "json.h"
 #include "predict.h"
 
 /* Collectives and transfers of a stage that differ only in the turn of a repeat, counted
@@ -74,6 +75,10 @@ void        table_cell(Table *t, const char *fmt, ...) __attribute__((format(pri
 void        table_join(Table *t);
 /* Columns that say nothing ("-" in every row) are left out. */
 void        table_print(const Table *t, FILE *f);
+
+/* ---- print_json.c ---- */
+void        print_json_layout(Json *j, const Plan *p);          // "layout": { .. }
+void        print_json_predicted(Json *j, const Plan *p);
 
 /* ---- print_pipeline.c ---- */
 void        print_heading(FILE *f, const char *title);

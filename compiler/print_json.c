@@ -28,50 +28,14 @@ static void axes(Json *j, const char *name, const Plan *p, Axes a, int rep)
 
 /* ---- parts of the object ----------------------------------------------------------- */
 
-static uint64_t hash_text(uint64_t h, const char *s) { return hash_bytes(s, strlen(s) + 1, h); }
-
-/* Of what the model computes: operators, operands, attributes, parameters. */
-static uint64_t model_hash(const Plan *p)
-{
-    uint64_t h = 0xcbf29ce484222325u;
-    for (int i = 0; i < p->params.n; i++) {
-        const Param *w = &p->params.at[i];
-        h = hash_text(h, str_fmt("%s %d %" PRId64 " %" PRId64, w->name, w->kind, w->rows,
-                                 w->width));
-    }
-    for (int i = 0; i < p->nforward; i++) {
-        const Op *o = &p->ops.at[i];
-        h = hash_text(h, str_fmt("%s %s %g %d %d %d %d %" PRId64 " %g %g %g %" PRId64 " %d",
-            op_word[o->kind], o->name, o->c, o->parts, o->heads, o->kv_heads, o->causal, o->window,
-            o->scale, o->softcap, o->theta, o->rotary, o->interleaved));
-    }
-    return h;
-}
-
-static uint64_t cluster_hash(const Config *c)
-{
-    uint64_t h = 0xcbf29ce484222325u;
-    if (!c->has_cluster)
-        return hash_text(h, "this machine");
-    const Cluster *k = &c->cluster;
-    h = hash_text(h, str_fmt("%s %g %g %g %g %g %g %g", k->name, k->nodes.v, k->per_node.v,
-        k->link_rate.v, k->link_latency.v, k->network_rate.v, k->network_latency.v, k->ports.v));
-    if (k->device >= 0 && k->device < c->devices.n) {
-        const Device *d = &c->devices.at[k->device];
-        h = hash_text(h, str_fmt("%s %g %g %g %g %g", d->name, d->memory.v, d->bandwidth.v,
-            d->matrix.v, d->vector.v, d->reserve.v));
-    }
-    return h;
-}
-
 static void json_head(Json *j, const Plan *p)
 {
     const Config *c = p->config;
     json_integer(j, "schema", 1);
     json_begin(j, "hashes", '{');
-    json_text(j, "model", str_fmt("%016" PRIx64, model_hash(p)));
-    json_text(j, "cluster", str_fmt("%016" PRIx64, cluster_hash(c)));
-    json_null(j, "prices");
+    for (int i = 0; i < HASHES; i++)
+        if (i != HASH_TRAIN)
+            json_text(j, hash_word[i], str_fmt("%016" PRIx64, plan_hash(p, i)));
     json_end(j, '}');
     json_begin(j, "warnings", '[');
     for (int i = 0; i < diag_nwarnings(); i++)
@@ -116,7 +80,7 @@ static void json_mesh(Json *j, const Plan *p)
     json_end(j, '}');
 }
 
-static void json_layout(Json *j, const Plan *p)
+void print_json_layout(Json *j, const Plan *p)
 {
     const Choices *is = &p->is;
     const PlanSpec *s = &p->config->plan;
@@ -155,7 +119,7 @@ static void json_layout(Json *j, const Plan *p)
     json_end(j, '}');
 }
 
-static void json_predicted(Json *j, const Plan *p)
+void print_json_predicted(Json *j, const Plan *p)
 {
     static const char *const figure[] = { "step_s", "tokens_per_s", "flops_per_device_per_s",
                                           "mfu", "hfu" };
@@ -515,8 +479,8 @@ void print_json(const Plan *p, bool schedule, FILE *f)
     fputc('{', f);
     json_head(j, p);
     json_mesh(j, p);
-    json_layout(j, p);
-    json_predicted(j, p);
+    print_json_layout(j, p);
+    print_json_predicted(j, p);
     json_memory(j, p);
     json_operators(j, p);
     json_tensors(j, p);

@@ -4,7 +4,6 @@
 fails 2 'usage: teracube COMMAND'                       "$t"
 works                                                   "$t" --help
 fails 2 'unknown command `plam`; did you mean `plan`?'  "$t" plam "$M"
-fails 2 'this version has no command `tune`'            "$t" tune "$M"
 fails 2 'check needs a model file'                      "$t" check
 fails 2 'unknown option --sett; did you mean `--set`'    "$t" check "$M" --sett a=1
 fails 2 'unknown option --zzzzzzzz'                     "$t" check "$M" --zzzzzzzz

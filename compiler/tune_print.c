@@ -1,0 +1,342 @@
+/*
+ * tune_print.c - what a search found: the page that a person reads, and the object that
+ * tools read. What is printed was simulated too; the order is that of the closed step
+ * time.
+ */
+#include "tune_print.h"
+
+/* ---- resolved ------------------------------------------------------------------------ */
+
+Plan *tune_resolve(const Tune *t, const Point *a)
+{
+    Plan *s = NEW(Plan);
+    Config *c = NEW(Config);
+    *s = *t->plan;
+    *c = *t->plan->config;
+    tune_pin(&c->plan, a);
+    s->config = c;
+    mesh_choose(s);
+    Pipeline *q = diag_errors() ? NULL : pipeline_plan(s, t->ask.turns_only, false, false);
+    if (q == NULL)
+        bug("tune: %s is legal and cannot be planned", tune_line(a));
+    s->pipeline = q;
+    s->is.microbatch = q->feed.b;
+    s->is.T = q->feed.b * s->is.sequence;
+    s->is.nslices = q->feed.k;
+    s->is.slice = q->feed.slice;
+    return s;
+}
+
+TunePage tune_page(const Tune *t)
+{
+    TunePage page = { t, t->best.n, NEWN(TuneRow, t->best.n + 1) };
+    for (int i = 0; i < page.n; i++) {
+        Plan *s = tune_resolve(t, &t->best.at[i].at);
+        page.at[i] = (TuneRow){ &t->best.at[i], s, s->pipeline->sim.step_s };
+        arena_reset(scratch);
+    }
+    return page;
+}
+
+/* ---- the page ------------------------------------------------------------------------ */
+
+static const char *count_text(int64_t n)        // "12,345"
+{
+    const char *s = str_fmt("%" PRId64, n);
+    Text t = { 0 };
+    size_t len = strlen(s);
+    for (size_t i = 0; i < len; i++)
+        text_add(&t, i && (len - i) % 3 == 0 ? ",%c" : "%c", s[i]);
+    return str_of(t.at, t.n);
+}
+
+static const char *counted(int64_t n, const char *noun)
+{
+    return str_fmt("%s %s%s", count_text(n), noun, n == 1 ? "" : "s");
+}
+
+static const char *room_text(const Candidate *c)
+{
+    return str_fmt("%s of %s", str_bytes(c->is.memory.peak), str_bytes(c->is.room_bytes));
+}
+
+static void print_searched(const Tune *t, FILE *f)
+{
+    fprintf(f, "  searched  %s in %s", counted(t->searched, "layout"), str_seconds(t->seconds));
+    if (t->front_complete)
+        fprintf(f, ": %s can be laid out, %s fit", count_text(t->feasible + t->rejected[REJECT_MEMORY]),
+                count_text(t->feasible));
+    fprintf(f, "\n");
+    if (!t->complete)
+        fprintf(f, "  budget    used up after %s: better ones may be left\n",
+                str_seconds(t->seconds));
+    TunePins pins = tune_pins(t->pins);
+    for (int i = 0; i < pins.n; i++)
+        fprintf(f, "  %-9s %s = %s%s\n", i ? "" : "pinned", pins.at[i].key, pins.at[i].value,
+                pins.at[i].loc.end ? str_fmt(" (%s)", source_where(pins.at[i].loc)) : "");
+}
+
+static const char *percent_slower(double a, double b)
+{
+    double d = 100 * (b / a - 1);
+    return d < 0.05 ? "as fast" : str_fmt("%.*f %% slower", d < 10 ? 1 : 0, d);
+}
+
+/* The terms in which b differs most from a, dearest first: "bubble +1.2 s, y +300 ms". */
+static const char *differences(const Estimate *a, const Estimate *b, int most)
+{
+    bool done[PARTS] = { false };
+    Text t = { 0 };
+    for (int n = 0; n < most; n++) {
+        int worst = -1;
+        for (int i = 0; i < PARTS; i++) {
+            double d = fabs(b->part[i] - a->part[i]);
+            if (!done[i] && d > 1e-3 * a->step_s &&
+                (worst < 0 || d > fabs(b->part[worst] - a->part[worst])))
+                worst = i;
+        }
+        if (worst < 0)
+            break;
+        double d = b->part[worst] - a->part[worst];
+        text_add(&t, "%s%s %s%s", t.n ? ", " : "", part_word[worst], d < 0 ? "-" : "+",
+                 str_seconds(fabs(d)));
+        done[worst] = true;
+    }
+    return t.n ? str_of(t.at, t.n) : "";
+}
+
+static void print_winner(const TunePage *page, FILE *f)
+{
+    const TuneRow *w = &page->at[0];
+    const Estimate *e = &w->is->is;
+    fprintf(f, "  best      %s\n", tune_line(&w->is->at));
+    fprintf(f, "            %s a step (%s simulated), %.4g tokens/s, mfu %.1f %%, hfu %.1f %%\n",
+            str_seconds(e->step_s), str_seconds(w->simulated_s), e->tokens_per_s, 100 * e->mfu,
+            100 * e->hfu);
+    fprintf(f, "            %s on stage %d\n", room_text(w->is), e->worst);
+    if (page->n < 2)
+        return;
+    const TuneRow *r = &page->at[1];
+    fprintf(f, "  next      %s\n", tune_line(&r->is->at));
+    fprintf(f, "            %s: %s\n", percent_slower(e->step_s, r->is->is.step_s),
+            differences(e, &r->is->is, 4));
+}
+
+static const char *slices_text(const Point *p)
+{
+    if (p->slice == NULL)
+        return str_fmt("%d", p->nslices);
+    return str_fmt("%d", p->nslices);
+}
+
+static const char *recompute_text(const Point *p)
+{
+    static const char *const word[] = { "none", "attention", "full" };
+    return p->recompute_turns ? str_fmt("full(%d)", p->recompute_turns) : word[p->recompute];
+}
+
+static void print_top(const TunePage *page, FILE *f)
+{
+    static const char *const head[] = { "", "data", "pipeline", "chunks", "cube", "microbatch",
+        "slices", "schedule", "recompute", "zero", "step", "simulated", "mfu", "memory" };
+    enum { COLUMNS = sizeof head / sizeof *head };
+    Table t = { .align = "rrrrlrrllrrrrr" };
+    for (int i = 0; i < COLUMNS; i++)
+        table_cell(&t, "%s", head[i]);
+    for (int i = 0; i < page->n; i++) {
+        const Candidate *c = page->at[i].is;
+        const Point *p = &c->at;
+        table_cell(&t, "%d", i + 1);
+        table_cell(&t, "%d", p->data);
+        table_cell(&t, "%d", p->stages);
+        table_cell(&t, "%d", p->chunks);
+        table_cell(&t, "[%d, %d, %d]", p->x, p->y, p->z);
+        table_cell(&t, "%" PRId64, p->microbatch);
+        table_cell(&t, "%s", slices_text(p));
+        table_cell(&t, "%s", p->stages > 1 ? schedule_word[p->schedule] : "-");
+        table_cell(&t, "%s", recompute_text(p));
+        table_cell(&t, "%d", p->zero);
+        table_cell(&t, "%s", str_seconds(c->is.step_s));
+        table_cell(&t, "%s", str_seconds(page->at[i].simulated_s));
+        table_cell(&t, "%.1f %%", 100 * c->is.mfu);
+        table_cell(&t, "%s", str_bytes(c->is.memory.peak));
+    }
+    print_heading(f, page->n == 1 ? "the best" : str_fmt("the best %d, each the best of its mesh "
+                  "and microbatch", page->n));
+    table_print(&t, f);
+}
+
+static void print_terms(const Candidate *a, const Candidate *b, FILE *f)
+{
+    Table t = { .align = "lrrrr" };
+    table_cell(&t, "term");
+    table_cell(&t, "best");
+    table_cell(&t, "next");
+    table_cell(&t, "difference");
+    table_cell(&t, "of the step");
+    for (int i = 0; i < PARTS; i++) {
+        double x = a->is.part[i], y = b->is.part[i];
+        if (x == 0 && y == 0)
+            continue;
+        table_cell(&t, "%s", part_word[i]);
+        table_cell(&t, "%s", str_seconds(x));
+        table_cell(&t, "%s", str_seconds(y));
+        table_cell(&t, "%s%s", y < x ? "-" : "+", str_seconds(fabs(y - x)));
+        table_cell(&t, "%+.1f %%", 100 * (y - x) / a->is.step_s);
+    }
+    table_cell(&t, "step");
+    table_cell(&t, "%s", str_seconds(a->is.step_s));
+    table_cell(&t, "%s", str_seconds(b->is.step_s));
+    double d = b->is.step_s - a->is.step_s;
+    table_cell(&t, "%s%s", d < 0 ? "-" : "+", str_seconds(fabs(d)));
+    table_cell(&t, "%+.1f %%", 100 * d / a->is.step_s);
+    table_print(&t, f);
+}
+
+static void print_rejected(const Tune *t, FILE *f)
+{
+    int64_t all = 0;
+    for (int i = 0; i < REJECTS; i++)
+        all += t->rejected[i];
+    if (all == 0)
+        return;
+    print_heading(f, "rejected, each by the first check that it fails");
+    Table out = { .align = "lrl" };
+    table_cell(&out, "check");
+    table_cell(&out, "layouts");
+    table_cell(&out, "why");
+    for (int i = 0; i < REJECTS; i++)
+        if (t->rejected[i]) {
+            table_cell(&out, "%s", reject_word[i]);
+            table_cell(&out, "%s", count_text(t->rejected[i]));
+            table_cell(&out, "%s", reject_text[i]);
+        }
+    table_print(&out, f);
+}
+
+static void print_front(const Tune *t, FILE *f)
+{
+    if (t->front.n < 2)
+        return;
+    Table out = { .align = "rrl" };
+    table_cell(&out, "step");
+    table_cell(&out, "memory");
+    table_cell(&out, "layout");
+    /* TUNING: a page has room for so many, spread evenly over the front */
+    enum { SHOWN = 12 };
+    int n = t->front.n < SHOWN ? t->front.n : SHOWN;
+    for (int i = 0; i < n; i++) {
+        const Candidate *c = &t->front.at[n == 1 ? 0 : i * (t->front.n - 1) / (n - 1)];
+        table_cell(&out, "%s", str_seconds(c->is.step_s));
+        table_cell(&out, "%s", str_bytes(c->is.memory.peak));
+        table_cell(&out, "%s", tune_line(&c->at));
+    }
+    print_heading(f, str_fmt("time against memory: nothing is better in both%s",
+                  n < t->front.n ? str_fmt(" (%d of %d)", n, t->front.n) : ""));
+    table_print(&out, f);
+}
+
+void tune_print_block(const Plan *p, bool hashes, FILE *f)
+{
+    PlanKeys keys = print_plan_keys(p);
+    fprintf(f, "plan {\n");
+    if (hashes)
+        fprintf(f, "    %s\n", plan_hash_line(p));
+    for (int i = 0; i < keys.n; i++)
+        fprintf(f, "    %-12s = %s\n", keys.at[i].key, keys.at[i].value);
+    fprintf(f, "}\n");
+}
+
+void tune_print(const TunePage *page, FILE *f)
+{
+    const Tune *t = page->t;
+    const Plan *p = t->plan;
+    const Config *c = p->config;
+    fprintf(f, "%s on %s, %s of %s in a step\n", p->model_name ? p->model_name : "model",
+            c->has_cluster ? str_fmt("%s of %s", plural(t->devices, "device"), c->cluster.name)
+                           : str_fmt("%s of this machine", plural(t->devices, "rank")),
+            plural(p->is.batch, "sequence"), plural(p->is.sequence, "token"));
+    print_searched(t, f);
+    if (page->n)
+        print_winner(page, f);
+    if (page->n)
+        print_top(page, f);
+    if (page->n > 1) {
+        print_heading(f, "why the next one loses");
+        print_terms(page->at[0].is, page->at[1].is, f);
+    }
+    print_front(t, f);
+    print_rejected(t, f);
+    if (page->n) {
+        fprintf(f, "\n");
+        tune_print_block(page->at[0].plan, true, f);
+    }
+}
+
+/* ---- JSON ------------------------------------------------------------------------------ */
+
+static void json_candidate(Json *j, const TuneRow *r)
+{
+    json_begin(j, NULL, '{');
+    print_json_layout(j, r->plan);
+    print_json_predicted(j, r->plan);
+    json_real(j, "step_s", r->is->is.step_s);
+    json_real(j, "simulated_s", r->simulated_s);
+    json_integer(j, "memory_peak", (int64_t)r->is->is.memory.peak);
+    json_end(j, '}');
+}
+
+void tune_print_json(const TunePage *page, FILE *f)
+{
+    Json json = { f, true, 1 }, *j = &json;
+    const Tune *t = page->t;
+    fputc('{', f);
+    json_begin(j, "candidates", '[');
+    for (int i = 0; i < page->n; i++)
+        json_candidate(j, &page->at[i]);
+    json_end(j, ']');
+    json_integer(j, "searched", t->searched);
+    json_integer(j, "feasible", t->feasible);
+    json_begin(j, "rejected", '{');
+    for (int i = 0; i < REJECTS; i++)
+        if (t->rejected[i])
+            json_integer(j, reject_word[i], t->rejected[i]);
+    json_end(j, '}');
+    TunePins pins = tune_pins(t->pins);
+    json_begin(j, "pinned", '{');
+    for (int i = 0; i < pins.n; i++)
+        json_text(j, pins.at[i].key, pins.at[i].value);
+    json_end(j, '}');
+    json_text(j, "objective", objective_word[t->ask.objective]);
+    if (t->has_near && t->best.n == 0) {
+        json_begin(j, "nearest_infeasible", '{');
+        json_text(j, "layout", tune_line(&t->near.at));
+        json_integer(j, "memory_peak", (int64_t)t->near.is.memory.peak);
+        json_integer(j, "room_bytes", (int64_t)t->near.is.room_bytes);
+        json_end(j, '}');
+    } else
+        json_null(j, "nearest_infeasible");
+    json_real(j, "seconds", t->seconds);
+    json_end(j, '}');
+    fputc('\n', f);
+}
+
+/* ---- nothing fits ---------------------------------------------------------------------- */
+
+void tune_report_none(const Tune *t)
+{
+    const Plan *p = t->plan;
+    Loc at = p->config->plan.loc.end ? p->config->plan.loc : p->config->cluster.loc;
+    if (!t->has_near) {
+        int most = 0;
+        for (int i = 1; i < REJECTS; i++)
+            most = t->rejected[i] > t->rejected[most] ? i : most;
+        diag_error(at, reject_word[most], "no layout of %s is possible: most fail because %s",
+                   plural(t->devices, "device"), reject_text[most]);
+        return;
+    }
+    diag_error(at, "memory-fits", "nothing fits: the nearest layout, %s, lacks %s of %s on stage "
+               "%d", tune_line(&t->near.at),
+               str_bytes(t->near.is.memory.peak - t->near.is.room_bytes),
+               str_bytes(t->near.is.room_bytes), t->near.is.worst);
+}

@@ -1,0 +1,92 @@
+/*
+ * tune_run.c - `teracube tune`: what was asked for, the search, and what becomes of the best:
+ * the page, JSON, a plan block in a file.
+ */
+#include <errno.h>
+
+#include "options.h"
+#include "tune_print.h"
+
+Plan *tune_open(const Config *c)
+{
+    Plan *p = plan_new(c);
+    graph_build(p);
+    if (diag_errors())
+        return NULL;
+    mesh_open(p, tune_devices(c));
+    fuse_linears(p);
+    autodiff_add(p);
+    arena_reset(scratch);
+    return diag_errors() ? NULL : p;
+}
+
+static void objective_of(const Options *o, TuneAsk *ask)
+{
+    for (int i = 0; o->objective && i < OBJECTIVES; i++)
+        if (strcmp(o->objective, objective_word[i]) == 0) {
+            ask->objective = i;
+            return;
+        }
+    if (o->objective) {
+        const char *near = str_nearest(o->objective, objective_word, OBJECTIVES);
+        die(EXIT_USAGE, "--objective is time, memory or cost, not `%s`%s", o->objective,
+            near ? str_fmt("; did you mean %s?", near) : "");
+    }
+}
+
+/* Seconds; a budget that leaves no time is no search. */
+static double budget_of(const char *text)
+{
+    char *end;
+    if (text == NULL)
+        return 0;
+    double s = strtod(text, &end);
+    if (*end == 's' && end[1] == 0)
+        end++;
+    if (end == text || *end || !isfinite(s) || s < 0)
+        die(EXIT_USAGE, "--budget takes seconds, such as 10 or 0.5, not `%s`", text);
+    if (s == 0)
+        die(EXIT_USAGE, "a budget of 0 seconds leaves no time to look at a single layout; without "
+            "--budget the search ends when nothing can win any more");
+    return s;
+}
+
+static TuneAsk ask_of(const Options *o)
+{
+    TuneAsk ask = { .top = o->top > 0 ? o->top : 5, .budget_s = budget_of(o->budget),
+                    .turns_only = o->turns_only };
+    objective_of(o, &ask);
+    return ask;
+}
+
+static void write_block(const Plan *p, const char *path)
+{
+    FILE *f = fopen(path, "w");
+    if (f == NULL)
+        die(EXIT_WORLD, "could not write %s: %s", path, strerror(errno));
+    tune_print_block(p, true, f);
+    if (ferror(f) | fclose(f))
+        die(EXIT_WORLD, "could not write %s: %s", path, strerror(errno));
+}
+
+int command_tune(Compile *c)
+{
+    TuneAsk ask = ask_of(c->o);
+    Plan *p = tune_open(c->config);
+    if (p == NULL)
+        return EXIT_INPUT;
+    tune_check(p);
+    if (diag_errors())
+        return EXIT_INPUT;
+    Tune *t = tune_search(p, &ask);
+    TunePage page = tune_page(t);
+    if (c->o->json)
+        tune_print_json(&page, stdout);
+    else
+        tune_print(&page, stdout);
+    if (c->o->write && t->best.n)
+        write_block(page.at[0].plan, c->o->write);
+    if (t->best.n == 0)
+        tune_report_none(t);
+    return t->best.n ? EXIT_FINE : EXIT_INPUT;
+}
