@@ -27,9 +27,9 @@ int kv_rep(const Plan *p, const Op *a)
 }
 
 /* heads-divide, for one size of y. */
-static bool heads_split(const Op *o, int y)
+static bool heads_split(int heads, int kv_heads, int y)
 {
-    return o->heads % y == 0 && (o->kv_heads % y == 0 || y % o->kv_heads == 0);
+    return heads % y == 0 && (kv_heads % y == 0 || y % kv_heads == 0);
 }
 
 /* Where the side of the cube, 0 1 2 for x y z, is written. */
@@ -57,7 +57,7 @@ static void report_heads(const Plan *p, const Op *o)
         if (mesh_fits(p, is->data, is->x, k, is->z))
             legal[n++] = k;
     for (int k = 1; k <= o->heads && n == 0; k++)
-        if (heads_split(o, k))
+        if (heads_split(o->heads, o->kv_heads, k))
             legal[n++] = k;
     diag_hint("y can be %s; to use %d times as many devices, raise x or pipeline",
               list_of(legal, n, " or "), y);
@@ -67,7 +67,7 @@ static bool check_heads(const Plan *p)
 {
     for (int i = 0; i < p->nforward; i++) {
         const Op *o = &p->ops.at[i];
-        if (o->kind == OP_ATTN && !heads_split(o, p->is.y)) {
+        if (o->kind == OP_ATTN && !heads_split(o->heads, o->kv_heads, p->is.y)) {
             report_heads(p, o);
             return false;
         }
@@ -302,15 +302,68 @@ static double words(const Sums *s, int x, int y, int z, double T)
     return v / ((double)x * y * z);
 }
 
-/* Is it the width of keys and values with fewer heads than y, whose columns are copied? */
-static bool is_copied(const Plan *p, int64_t width, int y)
+/* ---- what must divide ----------------------------------------------------------- */
+
+static void add_heads(const Plan *p, MeshSizes *s, const Op *o)
 {
+    HeadSize h = { .heads = o->heads, .kv_heads = o->kv_heads, .causal = o->causal, .count = 1,
+                   .queries = p->tensors.at[o->in[0]].width,
+                   .keys = p->tensors.at[o->in[1]].width,
+                   .values = p->tensors.at[o->in[2]].width };
+    for (int i = 0; i < s->heads.n; i++) {
+        HeadSize *k = &s->heads.at[i];
+        if (k->heads == h.heads && k->kv_heads == h.kv_heads && k->causal == h.causal &&
+            k->queries == h.queries && k->keys == h.keys && k->values == h.values) {
+            k->count++;
+            return;
+        }
+    }
+    vec_add(&s->heads, h);
+}
+
+static void add_linear(MeshSizes *s, int64_t in, int64_t out)
+{
+    LinearSize l = { in, out, 0 };
+    for (int i = 0; i < s->linears.n; i++)
+        if (s->linears.at[i].in == in && s->linears.at[i].out == out)
+            return;
+    for (int i = 0; i < s->heads.n; i++) {
+        const HeadSize *h = &s->heads.at[i];
+        if (h->keys == out && (l.kv_heads == 0 || h->kv_heads < l.kv_heads))
+            l.kv_heads = h->kv_heads;
+    }
+    vec_add(&s->linears, l);
+}
+
+const MeshSizes *mesh_sizes(const Plan *p)
+{
+    MeshSizes *s = NEW(MeshSizes);
+    for (int i = 0; i < p->nforward; i++)
+        if (p->ops.at[i].kind == OP_ATTN)
+            add_heads(p, s, &p->ops.at[i]);
     for (int i = 0; i < p->nforward; i++) {
         const Op *o = &p->ops.at[i];
-        if (o->kind == OP_ATTN && o->kv_heads < y && p->tensors.at[o->in[1]].width == width)
-            return true;
+        for (int j = 1; o->kind == OP_LINEAR && j < o->nin; j++) {
+            const Param *w = &p->params.at[p->tensors.at[o->in[j]].param];
+            int64_t out = o->transposed ? w->rows : w->width;
+            add_linear(s, p->tensors.at[o->in[0]].width, out == p->vocab ? 0 : out);
+        }
     }
-    return false;
+    return s;
+}
+
+bool mesh_splits(const MeshSizes *s, int y, int z)
+{
+    for (int i = 0; i < s->heads.n; i++)
+        if (!heads_split(s->heads.at[i].heads, s->heads.at[i].kv_heads, y))
+            return false;
+    for (int i = 0; i < s->linears.n; i++) {
+        const LinearSize *l = &s->linears.at[i];
+        bool copied = l->kv_heads && l->kv_heads < y;
+        if (l->in % z || l->in % y || (!copied && (l->out % y || l->out % z)))
+            return false;
+    }
+    return true;
 }
 
 bool mesh_fits(const Plan *p, int data, int x, int y, int z)
@@ -319,19 +372,7 @@ bool mesh_fits(const Plan *p, int data, int x, int y, int z)
     int64_t each = p->is.batch / data, b = s->microbatch.set ? (int64_t)s->microbatch.v : each;
     if (p->is.batch % data || each % b || b * p->is.sequence % (x * lcm64(y, z)))
         return false;
-    for (int i = 0; i < p->nforward; i++) {
-        const Op *o = &p->ops.at[i];
-        if (o->kind == OP_ATTN && !heads_split(o, y))
-            return false;
-        if (o->kind != OP_LINEAR)
-            continue;
-        int64_t in = p->tensors.at[o->in[0]].width, out = p->tensors.at[o->out[0]].width;
-        if (in % z || in % y)
-            return false;
-        if (out != p->vocab && !is_copied(p, out, y) && (out % y || out % z))
-            return false;
-    }
-    return true;
+    return mesh_splits(p->sizes ? p->sizes : mesh_sizes(p), y, z);
 }
 
 /* Best grid of `n` devices with what is pinned; false: none fits. */
@@ -382,76 +423,99 @@ static void choose_grid(Plan *p)
 }
 
 /* Can the slices that are written down have balanced rows? Others are chosen to fit. */
-static bool slices_balance(const Plan *p)
+static bool slices_balance(const PlanSpec *s, const Choices *is)
 {
-    const PlanSpec *s = &p->config->plan;
-    int64_t each = 2 * p->is.x * p->is.z, step = p->is.x * lcm64(p->is.y, p->is.z);
+    int64_t each = 2 * is->x * is->z, step = is->x * lcm64(is->y, is->z);
     bool fit = true;
     if (s->slices_kind == SLICES_UNIFORM)
-        fit = s->slices_n * lcm64(each, step / gcd64(step, p->is.microbatch)) <= p->is.sequence;
+        fit = s->slices_n * lcm64(each, step / gcd64(step, is->microbatch)) <= is->sequence;
     for (int i = 0; s->slices_kind == SLICES_LIST && i < s->slices.n; i++)
         fit &= s->slices.at[i] % each == 0;
     return fit;
+}
+
+Attend mesh_attend(const PlanSpec *s, const MeshSizes *sizes, const Choices *is)
+{
+    int xz = is->x * is->z;
+    Attend a = { .whole = is->microbatch % xz == 0, .splits = true };
+    bool causal = true;
+    for (int i = 0; i < sizes->heads.n; i++) {
+        const HeadSize *h = &sizes->heads.at[i];
+        double kv = (double)(h->keys + h->values), share = (double)(xz - 1) / xz * h->count;
+        a.splits &= h->heads % (is->y * xz) == 0 && h->kv_heads % (is->y * xz) == 0;
+        causal &= h->causal;
+        a.gather += kv / (is->y < h->kv_heads ? is->y : h->kv_heads) * share;
+        a.exchange += (kv + 2.0 * (double)h->queries) / is->y / xz * share;
+    }
+    const char *pin = s->attention.v;
+    bool balanced = s->rows.v && strcmp(s->rows.v, "balanced") == 0;
+    bool plain = s->rows.v && strcmp(s->rows.v, "plain") == 0;
+    if (pin)
+        a.attention = strcmp(pin, "local") == 0 ? ATT_LOCAL
+                    : strcmp(pin, "exchange") == 0 ? ATT_EXCHANGE : ATT_GATHER;
+    else
+        a.attention = a.whole && !balanced ? ATT_LOCAL
+                    : a.splits && a.exchange < a.gather ? ATT_EXCHANGE : ATT_GATHER;
+    bool can = a.attention == ATT_GATHER && xz > 1 && is->sequence % (2 * xz) == 0;
+    a.balanced = balanced || (!plain && can && causal && slices_balance(s, is));
+    return a;
+}
+
+static void report_exchange(const Plan *p)
+{
+    const Choices *is = &p->is;
+    int ways = is->y * is->x * is->z;
+    diag_error(p->config->plan.attention.loc, "attention-heads", "exchange needs heads and kv "
+               "heads that are multiples of x*y*z = %d", ways);
+    for (int i = 0; i < p->nforward; i++) {
+        const Op *o = &p->ops.at[i];
+        if (o->kind == OP_ATTN && (o->heads % ways || o->kv_heads % ways)) {
+            diag_note(o->loc, "%s and %s here", plural(o->heads, "head"),
+                      plural(o->kv_heads, "kv head"));
+            break;
+        }
+    }
+    diag_hint("use attention = gather");
+}
+
+static void report_local(const Plan *p)
+{
+    const PlanSpec *s = &p->config->plan;
+    const Choices *is = &p->is;
+    int xz = is->x * is->z;
+    diag_error(s->attention.loc, "batch-divides", "local attention needs a microbatch that is "
+               "a multiple of x*z = %d, not %" PRId64, xz, is->microbatch);
+    int64_t micro = (is->microbatch + xz - 1) / xz * xz, unit = micro * is->data;
+    if (!s->microbatch.set)
+        diag_hint("use attention = gather, or a batch of %" PRId64, unit);
+    else if (is->batch % unit == 0)
+        diag_hint("use attention = gather, or microbatch = %" PRId64, micro);
+    else
+        diag_hint("use attention = gather, or microbatch = %" PRId64 " and a batch of %" PRId64,
+                  micro, (is->batch + unit - 1) / unit * unit);
 }
 
 static void choose_attention(Plan *p)
 {
     const PlanSpec *s = &p->config->plan;
     Choices *is = &p->is;
-    int xz = is->x * is->z;
-    bool whole = is->microbatch % xz == 0, splits = true, causal = true;
-    double gather = 0, exchange = 0;
-    const Op *no = NULL;
-    for (int i = 0; i < p->nforward; i++) {
-        const Op *o = &p->ops.at[i];
-        if (o->kind != OP_ATTN)
-            continue;
-        if (o->heads % (is->y * xz) || o->kv_heads % (is->y * xz)) {
-            splits = false;
-            no = no ? no : o;
-        }
-        causal &= o->causal;
-        double kv = (double)p->tensors.at[o->in[1]].width + p->tensors.at[o->in[2]].width;
-        gather += kv / (is->y < o->kv_heads ? is->y : o->kv_heads) * (xz - 1) / xz;
-        exchange += (kv + 2.0 * p->tensors.at[o->in[0]].width) / is->y / xz * (xz - 1) / xz;
-    }
+    if (p->sizes == NULL)
+        p->sizes = mesh_sizes(p);
+    Attend a = mesh_attend(s, p->sizes, is);
     const char *pin = s->attention.v;
-    if (pin && strcmp(pin, "exchange") == 0 && !splits) {
-        diag_error(s->attention.loc, "attention-heads", "exchange needs heads and kv heads that "
-                   "are multiples of x*y*z = %d", is->y * xz);
-        diag_note(no->loc, "%s and %s here", plural(no->heads, "head"),
-                  plural(no->kv_heads, "kv head"));
-        diag_hint("use attention = gather");
-    }
-    if (pin && strcmp(pin, "local") == 0 && !whole) {
-        diag_error(s->attention.loc, "batch-divides", "local attention needs a microbatch that is "
-                   "a multiple of x*z = %d, not %" PRId64, xz, is->microbatch);
-        int64_t micro = (is->microbatch + xz - 1) / xz * xz, unit = micro * is->data;
-        if (!s->microbatch.set)
-            diag_hint("use attention = gather, or a batch of %" PRId64, unit);
-        else if (is->batch % unit == 0)
-            diag_hint("use attention = gather, or microbatch = %" PRId64, micro);
-        else
-            diag_hint("use attention = gather, or microbatch = %" PRId64 " and a batch of %" PRId64,
-                      micro, (is->batch + unit - 1) / unit * unit);
-    }
-    bool balanced = s->rows.v && strcmp(s->rows.v, "balanced") == 0;
-    bool plain = s->rows.v && strcmp(s->rows.v, "plain") == 0;
-    if (pin)
-        is->attention = strcmp(pin, "local") == 0 ? ATT_LOCAL
-                      : strcmp(pin, "exchange") == 0 ? ATT_EXCHANGE : ATT_GATHER;
-    else
-        is->attention = whole && !balanced ? ATT_LOCAL
-                      : splits && exchange < gather ? ATT_EXCHANGE : ATT_GATHER;
+    if (pin && strcmp(pin, "exchange") == 0 && !a.splits)
+        report_exchange(p);
+    if (pin && strcmp(pin, "local") == 0 && !a.whole)
+        report_local(p);
+    is->attention = a.attention;
+    is->balanced = a.balanced;
     is->attention_why = pin ? "pinned"
         : is->attention == ATT_LOCAL ? "every rank has whole sequences"
         : is->attention == ATT_EXCHANGE
-        ? str_fmt("words moved for a token: exchange %.3g, gather %.3g", exchange, gather)
-        : !splits ? "heads do not split over x*y*z, so keys and values are gathered over x and z"
-        : str_fmt("words moved for a token: gather %.3g, exchange %.3g", gather, exchange);
-    bool can = is->attention == ATT_GATHER && xz > 1 && is->sequence % (2 * xz) == 0;
-    is->balanced = balanced || (!plain && can && causal && slices_balance(p));
-    if (balanced && is->attention == ATT_LOCAL)
+        ? str_fmt("words moved for a token: exchange %.3g, gather %.3g", a.exchange, a.gather)
+        : !a.splits ? "heads do not split over x*y*z, so keys and values are gathered over x and z"
+        : str_fmt("words moved for a token: gather %.3g, exchange %.3g", a.gather, a.exchange);
+    if (s->rows.v && strcmp(s->rows.v, "balanced") == 0 && is->attention == ATT_LOCAL)
         diag_error(s->rows.loc, "no-effect", "balanced rows spread each sequence over x and z, "
                    "local attention keeps it whole");
 }
@@ -584,6 +648,7 @@ void mesh_choose(Plan *p)
     is->batch = c->train.batch.v > 0 ? (int64_t)c->train.batch.v : 1;
     is->sequence = c->train.sequence.v > 0 ? (int64_t)c->train.sequence.v : 1;
     is->precision = c->train.precision;
+    p->sizes = mesh_sizes(p);           // before linears are fused: the same, but quicker
     choose_grid(p);
     check_devices(p);
     is->zero = s->zero.set ? (int)s->zero.v : 0;

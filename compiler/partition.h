@@ -101,6 +101,15 @@ enum { TO_A = 'A', TO_B = 'B' };
 /* mesh.c */
 int  kv_rep(const Plan *p, const Op *attn); // copies of each kv column: y / kv_heads, or 1
 bool mesh_fits(const Plan *p, int data, int x, int y, int z);   // rows, heads and widths divide
+const MeshSizes *mesh_sizes(const Plan *p);         // needs graph
+bool mesh_splits(const MeshSizes *s, int y, int z); // heads and widths divide
+/* Attention and the order of rows, as far as sizes decide. */
+typedef struct {
+    int attention; bool balanced;
+    bool whole, splits;             // local, exchange are possible
+    double gather, exchange;        // words a rank receives for a token
+} Attend;
+Attend mesh_attend(const PlanSpec *s, const MeshSizes *sizes, const Choices *is);
 Loc  mesh_side(const Plan *p, int side);    // where x, y or z (0 1 2) is written, or nowhere
 
 /* partition.c */

@@ -376,6 +376,14 @@ typedef struct {
     const char *refused_hint;       // a value that works, or NULL
 } Choices;
 
+/* Sizes of the model that a mesh must divide, each once. out 0: the vocabulary, padded. */
+typedef struct {
+    int heads, kv_heads, count; bool causal;
+    int64_t queries, keys, values;          // columns
+} HeadSize;
+typedef struct { int64_t in, out; int kv_heads; } LinearSize;   // kv_heads: it makes keys; or 0
+typedef struct { VEC(HeadSize) heads; VEC(LinearSize) linears; } MeshSizes;
+
 typedef struct Plan {
     const Config *config;
     const char *model_name;
@@ -393,6 +401,8 @@ typedef struct Plan {
     /* rowop.c: existing C_ROW and C_RED ops by content, T_NUMBERs by value */
     struct { OpId *slot; int cap, n; } row_index;
     Map *number_index;
+    /* mesh */
+    const MeshSizes *sizes;
     /* partition */
     Choices is;
     VEC(RowMap) rowmaps;
