@@ -12,6 +12,7 @@
 #include "json.h"
 #include "network.h"
 #include "print.h"
+#include "sides.h"
 
 typedef struct { const char *name; Inputs in; Compile c; Plan *p; Pipeline *q; } Side;
 
@@ -113,139 +114,33 @@ static bool load(const Compile *c, Side *s)
     return true;
 }
 
-/* ---- rows: a figure of both sides -------------------------------------------------- */
-
-typedef enum { SHOW_TEXT, SHOW_NUMBER, SHOW_SECONDS, SHOW_BYTES } Show;
-typedef struct { const char *name, *text[2]; double value[2]; bool has[2], is_sum; } Row;
-typedef struct { const char *key, *title; Show show; VEC(Row) rows; } Part;
-
-static Row *row_of(Part *p, const char *name)
-{
-    for (int i = 0; i < p->rows.n; i++)
-        if (strcmp(p->rows.at[i].name, name) == 0)
-            return &p->rows.at[i];
-    Row r = { .name = name };
-    vec_add(&p->rows, r);
-    return &p->rows.at[p->rows.n - 1];
-}
-
-static void put_text(Part *p, int side, const char *name, const char *text)
-{
-    Row *r = row_of(p, name);
-    r->text[side] = text;
-    r->has[side] = true;
-}
-
-static void put(Part *p, int side, const char *name, double value)
-{
-    Row *r = row_of(p, name);
-    r->value[side] = value;
-    r->has[side] = true;
-}
-
-static bool alike(double a, double b) { return fabs(a - b) <= 1e-9 * fmax(fabs(a), fabs(b)); }
-
-static bool is_same(const Row *r)
-{
-    if (r->text[0] || r->text[1])
-        return r->text[0] && r->text[1] && strcmp(r->text[0], r->text[1]) == 0;
-    return alike(r->value[0], r->value[1]);
-}
-
-static const char *value_text(Show show, double v)
-{
-    return show == SHOW_SECONDS ? str_seconds(v) : show == SHOW_BYTES ? str_bytes(v)
-         : floor(v) == v && fabs(v) < 1e9 ? str_fmt("%.0f", v) : str_fmt("%.4g", v);
-}
-
-static const char *cell(const Part *p, const Row *r, int side)
-{
-    return !r->has[side] ? "-" : p->show == SHOW_TEXT ? r->text[side]
-         : value_text(p->show, r->value[side]);
-}
-
-/* "+1.2 ms (+3 %)" */
-static const char *change(Show show, double a, double b)
-{
-    double d = b - a;
-    if (alike(a, b))
-        return "";
-    const char *by = str_fmt("%s%s", d < 0 ? "-" : "+", value_text(show, fabs(d)));
-    return a > 0 && b > 0 ? str_fmt("%s (%+.1f %%)", by, 100 * (b / a - 1)) : by;
-}
-
-/* The sum of a part stands last. */
-static int by_difference(const void *a, const void *b)
-{
-    const Row *x = a, *y = b;
-    if (x->is_sum != y->is_sum)
-        return x->is_sum - y->is_sum;
-    double d = fabs(x->value[1] - x->value[0]), e = fabs(y->value[1] - y->value[0]);
-    return (d < e) - (d > e);
-}
-
-/* Changed rows, the largest difference first where there are numbers; then the others' names. */
-static void print_part(const Part *p, FILE *f)
-{
-    Table t = { .align = p->show == SHOW_TEXT ? "lll" : "lrrr" };
-    Row *rows = NEWN(Row, p->rows.n + 1);
-    Text same = { 0 };
-    int changed = 0, nsame = 0;
-    for (int i = 0; i < p->rows.n; i++)
-        if (!is_same(&p->rows.at[i]))
-            rows[changed++] = p->rows.at[i];
-        else
-            text_add(&same, "%s%s", nsame++ ? ", " : "", p->rows.at[i].name);
-    if (p->rows.n == 0)
-        return;
-    if (p->show != SHOW_TEXT)
-        qsort(rows, (size_t)changed, sizeof *rows, by_difference);
-    print_heading(f, p->title);
-    table_cell(&t, "%s", "");
-    table_cell(&t, "a");
-    table_cell(&t, "b");
-    if (p->show != SHOW_TEXT)
-        table_cell(&t, "b - a");
-    for (int i = 0; i < changed; i++) {
-        table_cell(&t, "%s", rows[i].name);
-        table_cell(&t, "%s", cell(p, &rows[i], 0));
-        table_cell(&t, "%s", cell(p, &rows[i], 1));
-        if (p->show != SHOW_TEXT)
-            table_cell(&t, "%s", change(p->show, rows[i].value[0], rows[i].value[1]));
-    }
-    if (changed)
-        table_print(&t, f);
-    if (nsame)
-        fprintf(f, "  unchanged: %.*s\n", (int)same.n, same.at);
-}
-
 /* ---- what is compared -------------------------------------------------------------- */
 
-static void put_model(Part *of, int i, const Side *s)
+static void put_model(SideTable *of, int i, const Side *s)
 {
     const Config *c = s->p->config;
-    put_text(of, i, "model", s->p->model_name ? s->p->model_name : "-");
-    put_text(of, i, "parameters", str_fmt("%" PRId64, print_parameters(s->p)));
-    put_text(of, i, "turns", str_fmt("%d", s->p->layers));
-    put_text(of, i, "batch", str_fmt("%" PRId64, s->p->is.batch));
-    put_text(of, i, "sequence", str_fmt("%" PRId64, s->p->is.sequence));
-    put_text(of, i, "precision", precision_word[s->p->is.precision]);
-    put_text(of, i, "cluster", c->has_cluster ? c->cluster.name : "this machine");
-    put_text(of, i, "devices", str_fmt("%d", plan_ranks(s->p)));
+    side_text(of, i, "model", s->p->model_name ? s->p->model_name : "-");
+    side_text(of, i, "parameters", str_fmt("%" PRId64, print_parameters(s->p)));
+    side_text(of, i, "turns", str_fmt("%d", s->p->layers));
+    side_text(of, i, "batch", str_fmt("%" PRId64, s->p->is.batch));
+    side_text(of, i, "sequence", str_fmt("%" PRId64, s->p->is.sequence));
+    side_text(of, i, "precision", precision_word[s->p->is.precision]);
+    side_text(of, i, "cluster", c->has_cluster ? c->cluster.name : "this machine");
+    side_text(of, i, "devices", str_fmt("%d", plan_ranks(s->p)));
 }
 
-static void put_layout(Part *of, int i, const Side *s)
+static void put_layout(SideTable *of, int i, const Side *s)
 {
     PlanKeys keys = print_plan_keys(s->p);
     for (int k = 0; k < keys.n; k++)
-        put_text(of, i, keys.at[k].key, keys.at[k].value);
+        side_text(of, i, keys.at[k].key, keys.at[k].value);
 }
 
-static void put_time(Part *of, int i, const Side *s)
+static void put_time(SideTable *of, int i, const Side *s)
 {
     for (int k = 0; k < PARTS; k++)
         if (s->q->sim.part[k] > 0)
-            put(of, i, part_word[k], s->q->sim.part[k]);
+            side_put(of, i, part_word[k], s->q->sim.part[k]);
 }
 
 static int worst_stage(const Side *s, bool on_paper)
@@ -258,13 +153,13 @@ static int worst_stage(const Side *s, bool on_paper)
     return worst;
 }
 
-static void put_some(Part *of, int i, const char *name, double bytes)
+static void put_some(SideTable *of, int i, const char *name, double bytes)
 {
     if (bytes > 0)
-        put(of, i, name, bytes);
+        side_put(of, i, name, bytes);
 }
 
-static void put_memory(Part *of, int i, const Side *s, bool on_paper)
+static void put_memory(SideTable *of, int i, const Side *s, bool on_paper)
 {
     int r = worst_stage(s, on_paper);
     if (!on_paper) {
@@ -274,8 +169,8 @@ static void put_memory(Part *of, int i, const Side *s, bool on_paper)
             put_some(of, i, buf_class_word[k], (double)peak.bytes[k]);
         put_some(of, i, "keys/values", (double)peak.keys_values);
         put_some(of, i, "gaps", (double)(p->block_bytes - peak.sum));
-        put(of, i, "peak", (double)p->block_bytes);
-        row_of(of, "peak")->is_sum = true;
+        side_put(of, i, "peak", (double)p->block_bytes);
+        side_row(of, "peak")->is_sum = true;
         return;
     }
     const StageMemory *m = &s->q->memory[r];
@@ -286,8 +181,8 @@ static void put_memory(Part *of, int i, const Side *s, bool on_paper)
     put_some(of, i, "keys/values", m->keys_values);
     put_some(of, i, "logits", m->logits);
     put_some(of, i, "workspace", m->workspace);
-    put(of, i, "peak", m->peak);
-    row_of(of, "peak")->is_sum = true;
+    side_put(of, i, "peak", m->peak);
+    side_row(of, "peak")->is_sum = true;
 }
 
 /* ---- collectives ------------------------------------------------------------------- */
@@ -318,8 +213,8 @@ static void put_network(Pairs *all, int i, const Side *s, bool on_paper)
 static bool pair_same(const Pair *e)
 {
     const NetUse *a = &e->of[0], *b = &e->of[1];
-    return e->has[0] && e->has[1] && a->size == b->size && alike(a->calls, b->calls) &&
-           alike(a->bytes, b->bytes) && alike(a->seconds, b->seconds);
+    return e->has[0] && e->has[1] && a->size == b->size && side_alike(a->calls, b->calls) &&
+           side_alike(a->bytes, b->bytes) && side_alike(a->seconds, b->seconds);
 }
 
 static int by_seconds(const void *a, const void *b)
@@ -363,7 +258,7 @@ static void print_network(Pairs *all, const Side side[2], FILE *f)
         table_cell(&t, "%s", name);
         use_cells(&t, e, 0);
         use_cells(&t, e, 1);
-        table_cell(&t, "%s", change(SHOW_SECONDS, e->of[0].seconds, e->of[1].seconds));
+        table_cell(&t, "%s", side_change(SHOW_SECONDS, e->of[0].seconds, e->of[1].seconds));
     }
     if (all->n == 0)
         return;
@@ -380,40 +275,40 @@ static void print_network(Pairs *all, const Side side[2], FILE *f)
 
 enum { MODEL, LAYOUT, TIME, MEMORY, NPARTS };
 
-static void count_changes(const Part part[NPARTS], const Pairs *net, int *changed, int *same)
+static void count_changes(const SideTable part[NPARTS], const Pairs *net, int *changed, int *same)
 {
     for (int i = 0; i < NPARTS; i++)
         for (int k = 0; k < part[i].rows.n; k++)
-            ++*(is_same(&part[i].rows.at[k]) ? same : changed);
+            ++*(side_same(&part[i].rows.at[k]) ? same : changed);
     for (int k = 0; k < net->n; k++)
         ++*(pair_same(&net->at[k]) ? same : changed);
 }
 
-static void print_sides(const Side side[2], const Part part[NPARTS], Pairs *net, FILE *f)
+static void print_sides(const Side side[2], const SideTable part[NPARTS], Pairs *net, FILE *f)
 {
     double a = side[0].q->sim.step_s, b = side[1].q->sim.step_s;
     int changed = 0, same = 0;
     for (int i = 0; i < 2; i++)
         fprintf(f, "%c  %s: %s\n", 'a' + i, side[i].name, plan_line(side[i].p));
-    if (alike(a, b))
+    if (side_alike(a, b))
         fprintf(f, "   step %s in both\n", str_seconds(a));
     else
         fprintf(f, "   step %s -> %s, %s: %c is faster\n", str_seconds(a), str_seconds(b),
-                change(SHOW_SECONDS, a, b), b < a ? 'b' : 'a');
+                side_change(SHOW_SECONDS, a, b), b < a ? 'b' : 'a');
     count_changes(part, net, &changed, &same);
     fprintf(f, "   %s changed, %d unchanged\n", plural(changed, "figure"), same);
     bool other = false;
     for (int i = 0; i < part[MODEL].rows.n; i++)
-        other |= !is_same(&part[MODEL].rows.at[i]);
+        other |= !side_same(&part[MODEL].rows.at[i]);
     if (other)
-        print_part(&part[MODEL], f);
-    print_part(&part[LAYOUT], f);
-    print_part(&part[TIME], f);
+        side_print(&part[MODEL], "a", "b", "b - a", f);
+    side_print(&part[LAYOUT], "a", "b", "b - a", f);
+    side_print(&part[TIME], "a", "b", "b - a", f);
     print_network(net, side, f);
-    print_part(&part[MEMORY], f);
+    side_print(&part[MEMORY], "a", "b", "b - a", f);
 }
 
-static void json_row(Json *j, const Part *p, const Row *r)
+static void json_row(Json *j, const SideTable *p, const SideRow *r)
 {
     json_begin(j, r->name, '{');
     for (int i = 0; i < 2; i++) {
@@ -443,7 +338,7 @@ static void json_use(Json *j, const char *name, const Pair *e, int side)
     json_end(j, '}');
 }
 
-static void json_sides(const Side side[2], const Part part[NPARTS], const Pairs *net,
+static void json_sides(const Side side[2], const SideTable part[NPARTS], const Pairs *net,
                        bool on_paper, FILE *f)
 {
     Json json = { f, true, 1 }, *j = &json;
@@ -491,7 +386,7 @@ int command_diff(Compile *c)
         }
     bool on_paper = side[0].p->insts.n == 0 || side[1].p->insts.n == 0;
     Pairs net = { 0 };
-    Part part[NPARTS] = {
+    SideTable part[NPARTS] = {
         [MODEL] = { .key = "model", .title = "model and machine", .show = SHOW_TEXT },
         [LAYOUT] = { .key = "layout", .title = "layout", .show = SHOW_TEXT },
         [TIME] = { .key = "breakdown_s", .title = "where the step goes", .show = SHOW_SECONDS },

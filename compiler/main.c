@@ -136,6 +136,10 @@ static int plan_on_paper(Compile *c)
     if (q == NULL)
         return EXIT_INPUT;
     c->plan->pipeline = q;
+    if (whatif_asked(c->o)) {
+        whatif_print(c, q, stdout);
+        return EXIT_FINE;
+    }
     if (c->o->trace && !simulate_trace(&q->sim, &q->schedule, c->o->trace))
         die(EXIT_WORLD, "could not write %s: %s", c->o->trace, strerror(errno));
     if (c->o->json)
@@ -181,7 +185,7 @@ typedef struct { const char *name; int (*run)(Compile *c); const char *what; } C
 static const Command commands[] = {
     { "check",  command_check,  "errors and warnings only" },
     { "plan",   command_plan,   "the resolved plan: layouts, collectives, memory (--json)" },
-    { "simulate", command_simulate, "predicted step: stages, slices, times (--trace F)" },
+    { "simulate", command_simulate, "predicted step (--trace F --slow rank=N:F --network F)" },
     { "tune",   command_tune,   "the best layouts of the cluster (--top N; --objective; --write F)" },
     { "verify", command_verify, "static checks, then a step against the reference" },
     { "run",    command_run,    "train here (--steps --load --save --log --threads --reference)" },
@@ -248,6 +252,7 @@ static const char *value_of(int argc, char **argv, int *i)
 static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
 {
     const char *top = NULL, *steps = NULL, *threads = NULL, *seed = NULL, *set = NULL;
+    const char *slow = NULL;
     const Option list[] = {
         { "--json", &o->json, NULL, "plan,simulate,diff,compare,tune" },
         { "--schedule", &o->schedule, NULL, "plan,simulate" },
@@ -273,6 +278,8 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
         { "--plan", NULL, &o->in.plan, NULL },  { "--cluster", NULL, &o->in.cluster, NULL },
         { "--steps", NULL, &steps, "run,verify" },
         { "--threads", NULL, &threads, "plan,simulate,verify,run,build" },
+        { "--slow", NULL, &slow, "simulate" },  { "--network", NULL, &o->network, "simulate" },
+        { "--link", NULL, &o->link, "simulate" },
         { "--seed", NULL, &seed, NULL },        { "--set", NULL, &set, NULL },
     };
     enum { N = sizeof list / sizeof *list };
@@ -305,6 +312,8 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
                           whole("--seed", seed, (INT64_C(1) << 53) - 1));
         if (set)
             vec_add(sets, set);
+        if (slow)
+            vec_add(&o->slow, slow);
         return;
     }
     const char *near = str_nearest(str_of(word, n), names, N);

@@ -4,7 +4,7 @@
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
-#include "plan.h"
+#include "predict.h"
 
 typedef struct {
     const char *command;
@@ -12,6 +12,7 @@ typedef struct {
     int nsplits, split[3];          // diff: where a `--` stood among the files; at most 3 kept
     bool json, schedule, quiet, verbose, time, reference, help;
     bool turns_only, blocking;       // plan, simulate: see predict.h
+    VEC(const char *) slow; const char *network, *link;     // simulate: whatif.c
     bool is_small, is_full, is_static;      // verify
     bool is_quick;                  // profile
     const char *dump, *stop, *explain, *target, *output;
@@ -38,6 +39,10 @@ bool compile_to(Compile *c, const char *last);
 /* A plan and its prediction (c->plan->pipeline): laid out where this version can, else on
  * paper. false: errors were reported. */
 bool compile_priced(Compile *c);
+
+/* simulate on a machine that is slower somewhere, beside the one given; whatif.c */
+bool whatif_asked(const Options *o);
+void whatif_print(Compile *c, const Pipeline *q, FILE *f);
 
 /* The commands; each returns the exit status. */
 int command_check(Compile *c);

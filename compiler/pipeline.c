@@ -610,6 +610,21 @@ Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool on_paper)
     return q;
 }
 
+Pipeline *pipeline_again(const Pipeline *old)
+{
+    Pipeline *q = NEW(Pipeline);
+    int n = old->P * old->v, *turns = NEWN(int, n);
+    *q = *old;
+    for (int i = 0; i < n; i++)
+        turns[i] = old->section[i].turns;
+    q->cost = cost_new(q->plan, q->turns_only);
+    q->section = stretch_new(q->cost, n, turns);
+    build(q, &old->feed, true);
+    stage_memory(q);
+    figures(q);
+    return q;
+}
+
 static bool is_piped(const Plan *p)
 {
     const PlanSpec *s = &p->config->plan;

@@ -219,6 +219,8 @@ typedef struct Pipeline {
  * slices keep to the memory as estimated, and the simulation keeps its spans. NULL: errors
  * were reported. */
 Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool on_paper);
+/* The same plan, turns and feed, priced again: the config has other rates by now. */
+Pipeline *pipeline_again(const Pipeline *old);
 /* Seconds of a pass of section i over b sequences of l tokens after c. */
 PassCost pipeline_pass(const Pipeline *q, int section, double b, double l, double c);
 void print_pipeline(const Pipeline *q, FILE *f);            // print_pipeline.c
