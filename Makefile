@@ -36,7 +36,7 @@ HAVE_MPI    := $(shell command -v mpirun)
 LIBDIRS     := /usr/lib /usr/local/lib /usr/lib64 $(wildcard /usr/lib/*-linux-gnu)
 HAVE_BLAS   := $(firstword $(wildcard $(addsuffix /openblas-pthread/libopenblas.so.0,$(LIBDIRS)) \
                                       /usr/local/lib/libopenblas.so.0))
-HAVE_NCCL   := $(firstword $(wildcard $(addsuffix /libnccl.so*,$(LIBDIRS))))
+HAVE_NCCL   := $(firstword $(wildcard $(addsuffix /libnccl.so*,$(LIBDIRS) /usr/local/cuda/lib64)))
 HAVE_CRIT   := $(firstword $(wildcard /usr/include/criterion/criterion.h \
                                       /usr/local/include/criterion/criterion.h))
 

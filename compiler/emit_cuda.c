@@ -138,6 +138,13 @@ static void gemm(Cuda *m, Text *t, const RtStep *s)
              at(m, &s->c), s->c.ld, s->m, s->n, s->k, again(s));
 }
 
+/* Kernels end in _rows, turns in what is done: no name of the model is that of the other, a
+ * word of the language, or something in templates/cuda. */
+static const char *row_name(const KernelSpec *k)
+{
+    return str_fmt("%s%s_rows", isdigit((unsigned char)*k->name) ? "n" : "", k->name);
+}
+
 static void rows_kernel(Cuda *m, Text *t, const RtStep *s, const KernelSpec *k)
 {
     const CudaRows *how = &m->how[s->kernel];
@@ -148,7 +155,7 @@ static void rows_kernel(Cuda *m, Text *t, const RtStep *s, const KernelSpec *k)
     int per = how->block / how->group;
     const char *blocks = sums ? "TERACUBE_WORKERS"
         : str_fmt("blocks(c, %" PRId64 ", %d)", s->items * p->parts, per);
-    text_add(t, "    %s<<<%s, %d, 0, c->compute>>>(\n", k->name, blocks, how->block);
+    text_add(t, "    %s<<<%s, %d, 0, c->compute>>>(\n", row_name(k), blocks, how->block);
     for (int i = 0; i < s->nargs; i++)
         text_add(t, "        %s,\n", at(m, &s->arg[i]));
     text_add(t, "        %" PRId64, s->items);
@@ -347,10 +354,12 @@ static int turn_at(const Cuda *m, int i, int end)
     return NONE;
 }
 
-static const char *unique(Cuda *m, const char *base)
+static const char *unique(Cuda *m, const char *base, const char *tail)
 {
     char buf[100];
     size_t n = 0;
+    if (isdigit((unsigned char)*base))
+        buf[n++] = 'n';
     for (const char *s = base; *s && *s != ':' && n < 80; s++)
         if (isalnum((unsigned char)*s))
             buf[n++] = *s;
@@ -359,9 +368,9 @@ static const char *unique(Cuda *m, const char *base)
     while (n > 0 && buf[n - 1] == '_')
         n--;
     buf[n] = 0;
-    const char *name = str_fmt("%s%s", buf, n ? "" : "steps");
+    const char *stem = str_fmt("%s%s", n ? buf : "steps", tail), *name = stem;
     for (int k = 2; map_get(m->names, name) >= 0; k++)
-        name = str_fmt("%s_%d", buf, k);
+        name = str_fmt("%s_%d", stem, k);
     map_put(m->names, name, 1);
     return name;
 }
@@ -377,8 +386,8 @@ static int piece_text(Cuda *m, int first, int end)
         return known;
     const Inst *n = &m->p->insts.at[first];
     const char *name = print_turnless(n->name ? n->name : "steps", print_turn(m->p, n));
-    static const char *const phase[] = { "", "_back", "_sync", "_step" };
-    RunText x = { unique(m, str_fmt("%s%s", name, phase[n->phase])), t.at, m->refs.n };
+    static const char *const phase[] = { "_forward", "_back", "_sync", "_step" };
+    RunText x = { unique(m, name, phase[n->phase]), t.at, m->refs.n };
     vec_add(&m->texts, x);
     map_put(m->known, t.at, m->texts.n - 1);
     text_add(&m->pieces, "static void %s(Ctx *c, const int64_t *o)\n{%s}\n\n", x.name, t.at);
@@ -528,7 +537,7 @@ static void row_kernels(Cuda *m)
         if (k->kind != K_ROWS)
             continue;
         m->how[i] = cuda_rows_how(k->rows, is_double, m->aligned[i]);
-        cuda_rows(&m->kernels, k->rows, k->name, m->how[i]);
+        cuda_rows(&m->kernels, k->rows, row_name(k), m->how[i]);
     }
 }
 

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "commands.h"
+#include "cuda.h"
 #include "emit_cuda.h"
 
 static FILE *open_file(const char *dir, const char *name)
@@ -77,31 +78,48 @@ static void write_tables(const char *dir, const Emitted *e)
     write_text(dir, "program.tables", all.at, all.n);
 }
 
-static const char *arch_of(const Config *c)
+const char *cuda_arch(const Compile *c)
 {
-    bool named = c->has_cluster && c->cluster.device >= 0;
-    const char *arch = named ? c->devices.at[c->cluster.device].arch.v : NULL;
-    return arch && strncmp(arch, "sm_", 3) == 0 ? arch : "sm_90";
+    const Config *g = c->config;
+    bool named = g->has_cluster && g->cluster.device >= 0;
+    if (c->o->arch)
+        return c->o->arch;
+    return named ? g->devices.at[g->cluster.device].arch.v : NULL;
 }
 
-static void write_makefile(const char *dir, const Config *c)
+/* Below build/, and below build/san. */
+const char *source_folder(void)
 {
+    const char *own = own_folder();
+    const char *near = str_fmt("%s/..", own);
+    if (access(str_fmt("%s/templates/cuda/teracube.cuh", near), R_OK) == 0)
+        return near;
+    return str_fmt("%s/../..", own);
+}
+
+static void write_makefile(const char *dir, const Compile *c)
+{
+    const char *own = own_folder(), *slash = strrchr(own, '/');
+    const char *arch = cuda_arch(c), *top = source_folder();
+    const char *sub = strlen(top) > strlen(own) + 3 ? "build/" : "";
+    if (arch == NULL || strncmp(arch, "sm_", 3) != 0)
+        arch = CUDA_ARCH_DEFAULT;
     Text t = { 0 };
     text_add(&t, "# make                 builds ./program with nvcc\n"
              "# make ARCH=sm_80      for another kind of GPU\n"
              "ARCH     ?= %s\n"
              "CUDA     ?= /usr/local/cuda\n"
              "# where teracube was built: its runtime library, headers and kernels\n"
-             "TERACUBE ?= %s/..\n"
+             "TERACUBE ?= %s\n"
              "NVCC     ?= $(CUDA)/bin/nvcc\n"
-             "FLAGS    := -std=c++17 -O3 -arch=$(ARCH) -I$(TERACUBE)/templates/cuda "
+             "FLAGS    := " CUDA_FLAGS " -arch=$(ARCH) -I$(TERACUBE)/templates/cuda "
              "-I$(TERACUBE)/runtime\n\n"
              "program: program.cu tables.o\n"
              "\t$(NVCC) $(FLAGS) $(CHECKS) -o $@ program.cu tables.o "
-             "$(TERACUBE)/build/libteracube_rt.a -lcublas -lnccl -lpthread -ldl\n\n"
+             "$(TERACUBE)/%s%s/libteracube_rt.a " CUDA_LIBRARIES "\n\n"
              "tables.o: program.tables\n"
              "\tld -r -b binary -z noexecstack -o $@ program.tables\n\n"
-             "clean:\n\trm -f program tables.o\n\n.PHONY: clean\n", arch_of(c), own_folder());
+             "clean:\n\trm -f program tables.o\n\n.PHONY: clean\n", arch, top, sub, slash ? slash + 1 : own);
     write_text(dir, "Makefile", t.at, t.n);
 }
 
@@ -154,12 +172,8 @@ static int workers_of(const Config *c)
     return n;
 }
 
-int command_emit(Compile *c)
+int cuda_folder(Compile *c, const char *dir)
 {
-    if (c->o->target == NULL || strcmp(c->o->target, "cuda") != 0)
-        die(EXIT_USAGE, "emit needs --target cuda");
-    if (c->o->output == NULL)
-        die(EXIT_USAGE, "emit needs -o DIR");
     c->workers = workers_of(c->config);
     if (!compile_to(c, "memory") || !can_be_said(c))
         return EXIT_INPUT;
@@ -170,14 +184,27 @@ int command_emit(Compile *c)
         e->stage[r].head.workers = 1;           // threads of a rank on the host
     Text program = { 0 };
     cuda_program(c->plan, e, &program);
-    make_folder(c->o->output);
-    write_text(c->o->output, "program.cu", program.at, program.n);
-    write_tables(c->o->output, e);
-    write_makefile(c->o->output, c->config);
-    write_launch(c->o->output, c->plan);
-    write_plan(c->o->output, c->plan);
-    if (!c->o->quiet)
+    make_folder(dir);
+    write_text(dir, "program.cu", program.at, program.n);
+    write_tables(dir, e);
+    write_makefile(dir, c);
+    write_launch(dir, c->plan);
+    write_plan(dir, c->plan);
+    return EXIT_FINE;
+}
+
+int command_emit(Compile *c)
+{
+    if (c->o->target == NULL || strcmp(c->o->target, "cuda") != 0)
+        die(EXIT_USAGE, "emit needs --target cuda");
+    if (c->o->output == NULL)
+        die(EXIT_USAGE, "emit needs -o DIR");
+    const char *arch = cuda_arch(c);
+    if (arch && (c->o->arch || strncmp(arch, "sm_", 3) == 0) && !arch_check(c, NULL, arch))
+        return EXIT_INPUT;
+    int status = cuda_folder(c, c->o->output);
+    if (status == EXIT_FINE && !c->o->quiet)
         printf("%s: program.cu and what it needs; make -C %s builds it\n", c->o->output,
                c->o->output);
-    return EXIT_FINE;
+    return status;
 }

@@ -15,7 +15,7 @@ typedef struct {
     VEC(const char *) slow; const char *network, *link;     // simulate: whatif.c
     bool is_small, is_full, is_static;      // verify
     bool is_quick;                  // profile
-    const char *dump, *stop, *explain, *target, *output;
+    const char *dump, *stop, *explain, *target, *arch, *output;
     const char *load, *save, *log, *trace, *resume;
     int top; const char *budget, *objective, *write, *results, *why_not;      // tune
     int64_t steps;                  // -1: as the file says

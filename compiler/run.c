@@ -1,13 +1,14 @@
 /*
  * run.c - the commands that end in machine code: `run` trains in this process
- * (ORC), `build` writes an object and links it with the runtime.
+ * (ORC), `build` writes an object and links it with the runtime. For GPUs both hand over
+ * to run_cuda.c and build_cuda.c.
  */
 #include <errno.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "commands.h"
+#include "cuda.h"
 #include "emit.h"
 #include "reference.h"
 
@@ -51,11 +52,16 @@ static bool training_is_complete(const Compile *c)
 
 int command_run(Compile *c)
 {
+    const char *target = c->o->target;
+    if (target && strcmp(target, "cpu") != 0 && strcmp(target, "cuda") != 0)
+        die(EXIT_USAGE, "run knows --target cpu and cuda, not `%s`", target);
     use_this_machine(c);
     if (!training_is_complete(c))
         return EXIT_INPUT;
     if (c->o->reference)
         return run_reference(c);
+    if (target ? strcmp(target, "cuda") == 0 : run_takes_cuda(c))
+        return run_cuda(c);
     if (!compile_to(c, "memory"))
         return EXIT_INPUT;
     Emitted *e = emit_program(c->plan);
@@ -75,26 +81,8 @@ int command_run(Compile *c)
 
 /* ---- build ------------------------------------------------------------------------ */
 
-/* Runs a program and waits; its exit status, -1 when it could not be started. */
-static int spawn(const char *const *argv)
-{
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid < 0)
-        return -1;
-    if (pid == 0) {
-        execvp(argv[0], (char *const *)(void *)argv);
-        _exit(127);
-    }
-    int status;
-    while (waitpid(pid, &status, 0) < 0)
-        if (errno != EINTR)
-            return -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
 /* The runtime library stands beside the compiler's own executable. */
-static const char *runtime_library(void)
+const char *runtime_library(void)
 {
     const char *lib = str_fmt("%s/libteracube_rt.a", own_folder());
     if (access(lib, R_OK) != 0)
@@ -151,16 +139,20 @@ static void object(const Compile *c, const Emitted *e, const char *path)
 
 int command_build(Compile *c)
 {
-    if (c->o->target == NULL || strcmp(c->o->target, "cpu") != 0)
-        die(EXIT_USAGE, "build needs --target cpu%s", c->o->target
-            && strcmp(c->o->target, "cuda") == 0 ? "; emit writes the CUDA program" : "");
+    const char *target = c->o->target;
+    if (target == NULL || (strcmp(target, "cpu") != 0 && strcmp(target, "cuda") != 0))
+        die(EXIT_USAGE, "build needs --target cpu or --target cuda");
     if (c->o->output == NULL)
         die(EXIT_USAGE, "build needs -o EXE");
     struct stat st;
     if (stat(c->o->output, &st) == 0 && !S_ISREG(st.st_mode))
         die(EXIT_WORLD, "could not write %s: it is no regular file", c->o->output);
+    if (!training_is_complete(c))
+        return EXIT_INPUT;
+    if (strcmp(target, "cuda") == 0)
+        return build_cuda(c);
     use_this_machine(c);
-    if (!training_is_complete(c) || !compile_to(c, "memory"))
+    if (!compile_to(c, "memory"))
         return EXIT_INPUT;
     const char *lib = runtime_library();
     const char *dot = c->o->output[0] == '-' ? "./" : "";       // no option of the linker
@@ -176,11 +168,11 @@ int command_build(Compile *c)
         "-fsanitize=address,undefined",
 #endif
         NULL };
-    int status = spawn(argv);
+    int status = child_run(argv, NULL, NULL);
     unlink(obj);
     if (status != 0) {
         unlink(exe);
-        if (status == 127)
+        if (status == CHILD_ABSENT)
             die(EXIT_WORLD, "could not run %s to link %s; install a C compiler or set CC", cc,
                 c->o->output);
         die(EXIT_WORLD, "%s could not link %s (status %d)", cc, c->o->output, status);

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.." || exit 4
 B=build; [ "$SAN" = 1 ] && B=build/san
 TERACUBE=$PWD/$B/teracube
 [ "$SAN" = 1 ] && export ASAN_OPTIONS="detect_leaks=0:$ASAN_OPTIONS"
-export TERACUBE SAN ALL
+export TERACUBE SAN ALL TERACUBE_TARGET=cpu     # also where there is a GPU
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT && trap 'exit 130' INT TERM
 export WORK="$work/test"
 passed=0 failed=0 skipped=0 failures=

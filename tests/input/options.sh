@@ -23,7 +23,7 @@ fails 2 'unknown pass `graph,mesh`'                     "$t" check "$M" --stop g
 fails 2 '--explain knows slice, schedule and partition, not `slices`' \
     "$t" plan "$M" --explain slices
 fails 2 'build needs --target cpu'                      "$t" build "$M" -o x
-fails 2 'emit writes the CUDA program'                  "$t" build "$M" -o x --target cuda
+fails 2 'build needs --target cpu or --target cuda'     "$t" build "$M" -o x --target gpu
 fails 2 'build needs -o EXE'                            "$t" build "$M" --target cpu
 fails 2 '--seed takes a whole number, not `x`'          "$t" check "$M" --seed x
 fails 2 'no section `trian`|did you mean `train`?'      "$t" check "$M" --set trian.batch=1
