@@ -596,10 +596,13 @@ static void passes(Emit *m)
         const Func *f = &p->funcs.at[c->func];
         RtPass r = { .kind = (int32_t)c->step.kind, .first = f->first, .last = f->end,
                      .microbatch = c->step.microbatch, .slice = c->step.slice,
-                     .chunk = c->step.chunk, .again = c->again, .func = c->func };
+                     .chunk = c->step.chunk, .again = c->again, .func = c->func,
+                     .after = c->after };
         for (int k = 0; k < REGIONS; k++)
             r.region[k] = c->region[k];
         vec_add(&m->e->passes, r);
+        if (r.after >= 0)
+            m->e->passes.at[r.after].awaited = 1;
     }
     for (int i = 0; i < p->is.nslices; i++)
         vec_add(&m->e->slices, p->is.slice[i]);

@@ -49,7 +49,9 @@ typedef struct {
     Numbers groups;                 // of all stages: axes, rep, stages
     Numbers tiles;                  // of the stage: rowmap, rowmap_k, causal, window
     Numbers boxes;                  // of the stage: one step of each kind of all-to-all
-    int64_t scratch, work;          // bytes beside the block
+    int64_t scratch, sum[STREAMS];  // bytes beside the block
+    unsigned used;                  // of the function: streams, as bits
+    VEC(int) marked;                // of the piece: events recorded in it, and their place in o
 } Cuda;
 
 /* ---- operands ------------------------------------------------------------------------ */
@@ -113,17 +115,16 @@ static const char *name_of(const Cuda *m, int32_t at)
 
 /* Room beside the block: delta of attention, operands that change their type; sums that
  * are added to what is there. */
-static void needs_room(Cuda *m, const RtStep *s)
+static void needs_room(Cuda *m, const RtStep *s, StreamId stream)
 {
-    int64_t real = m->e->stage[0].head.real_bytes, room = 0, work = 0;
+    int64_t real = m->e->stage[0].head.real_bytes, room = 0;
     if (s->kind == RT_GEMM && s->a.stored != s->b.stored)
         room = 2 * (s->a.stored == RT_REAL ? s->m : s->n) * s->k;
     if (s->kind == RT_KERNEL && m->e->specs.at[s->kernel].kind == K_ATTN_DX)
         room = m->p->rowmaps.at[s->rowmap].count * m->e->specs.at[s->kernel].heads * real;
-    if (s->kind == RT_REDUCE_SCATTER)
-        work = s->count * real;
+    int64_t sum = s->kind == RT_REDUCE_SCATTER ? s->count * real : 0;
     m->scratch = room > m->scratch ? room : m->scratch;
-    m->work = work > m->work ? work : m->work;
+    m->sum[stream] = sum > m->sum[stream] ? sum : m->sum[stream];
 }
 
 /* ---- one step ------------------------------------------------------------------------- */
@@ -226,8 +227,13 @@ static void merge(Cuda *m, Text *t, const RtStep *s)
              group_of(m, s), at(m, &s->a), s->rows, s->nstats, s->stat_n);
 }
 
-static void collective(Cuda *m, Text *t, const RtStep *s)
+static const char *const stream_name[STREAMS] = {
+    "COMPUTE", "TENSOR", "WEIGHTS", "GRADIENTS", "STAGES"
+};
+
+static void collective(Cuda *m, Text *t, const RtStep *s, StreamId stream)
 {
+    const char *on = stream_name[stream];
     static const char *const word[] = {
         [RT_ALL_GATHER] = "all_gather", [RT_REDUCE_SCATTER] = "reduce_scatter",
         [RT_ALL_REDUCE] = "all_reduce", [RT_ALL_TO_ALL] = "all_to_all"
@@ -235,16 +241,17 @@ static void collective(Cuda *m, Text *t, const RtStep *s)
     bool in_place = s->a.offset == s->c.offset && s->a.region == s->c.region;
     switch ((RtStepKind)s->kind) {
     case RT_ALL_REDUCE:
-        text_add(t, "    all_reduce(c, %d, %s, %" PRId64 ");\n", group_of(m, s), at(m, &s->c),
-                 s->count);
+        text_add(t, "    all_reduce(c, %s, %d, %s, %" PRId64 ");\n", on, group_of(m, s),
+                 at(m, &s->c), s->count);
         break;
     case RT_ALL_TO_ALL:
-        text_add(t, "    all_to_all(c, %d, %d, %s, %s);\n", group_of(m, s), boxes_of(m, s),
-                 at(m, &s->a), at(m, &s->c));
+        text_add(t, "    all_to_all(c, %s, %d, %d, %s, %s);\n", on, group_of(m, s),
+                 boxes_of(m, s), at(m, &s->a), at(m, &s->c));
         break;
     default:
-        text_add(t, "    %s%s(c, %d, %s, %s, %" PRId64 "%s);\n", word[s->kind],
-                 in_place ? "_in_place" : "", group_of(m, s), at(m, &s->a), at(m, &s->c), s->count,
+        text_add(t, "    %s%s(c, %s, %d, %s, %s, %" PRId64 "%s);\n", word[s->kind],
+                 in_place ? "_in_place" : "", on, group_of(m, s), at(m, &s->a), at(m, &s->c),
+                 s->count,
                  s->kind == RT_REDUCE_SCATTER ? str_fmt(", %s", again(s)) : "");
     }
 }
@@ -317,11 +324,44 @@ static void comment(Cuda *m, Text *t, const RtStep *s, int i)
     text_add(t, " */\n");
 }
 
+/* The number of an event is one of the piece's parameters; `n` counts from 0. */
+static int event_of(Cuda *m, int event)
+{
+    for (int i = m->marked.n - 2; i >= 0; i -= 2)
+        if (m->marked.at[i] == event)
+            return m->marked.at[i + 1];
+    vec_add(&m->marked, event);
+    vec_add(&m->marked, m->refs.n);
+    vec_add(&m->refs, -1 - (int64_t)event);
+    return m->refs.n - 1;
+}
+
+static void waits(Cuda *m, Text *t, const Inst *n)
+{
+    m->used |= 1u << n->stream;
+    for (int i = 0; i < n->nwaits; i++)
+        text_add(t, "    follow(c, %s, o[%d]);\n", stream_name[n->stream],
+                 event_of(m, n->wait[i]));
+}
+
+/* A record makes the number mean something new from here on. */
+static void marks(Cuda *m, Text *t, const Inst *n)
+{
+    if (n->signal == NONE)
+        return;
+    vec_add(&m->marked, n->signal);
+    vec_add(&m->marked, m->refs.n);
+    vec_add(&m->refs, -1 - (int64_t)n->signal);
+    text_add(t, "    mark(c, %s, o[%d]);\n", stream_name[n->stream], m->refs.n - 1);
+}
+
 static void step(Cuda *m, Text *t, int i)
 {
     const RtStep *s = &m->s->steps.at[i];
+    const Inst *n = &m->p->insts.at[i];
     comment(m, t, s, i);
-    needs_room(m, s);
+    needs_room(m, s, n->stream);
+    waits(m, t, n);
     if (s->kind == RT_GEMM) {
         gemm(m, t, s);
     } else if (s->kind == RT_KERNEL) {
@@ -333,10 +373,11 @@ static void step(Cuda *m, Text *t, int i)
         else
             other_kernel(m, t, s, k);
     } else if (s->kind >= RT_ALL_GATHER && s->kind <= RT_ALL_TO_ALL) {
-        collective(m, t, s);
+        collective(m, t, s, n->stream);
     } else {
         plain(m, t, s);
     }
+    marks(m, t, n);
 }
 
 /* ---- pieces: the steps of a turn ---------------------------------------------------------- */
@@ -378,7 +419,7 @@ static const char *unique(Cuda *m, const char *base, const char *tail)
 static int piece_text(Cuda *m, int first, int end)
 {
     Text t = { 0 };
-    m->refs.n = 0;
+    m->refs.n = m->marked.n = 0;
     for (int i = first; i < end; i++)
         step(m, &t, i);
     int known = map_get(m->known, t.at);
@@ -404,8 +445,10 @@ static Runs cut_pieces(Cuda *m, int first, int end)
         while (n < end && turn_at(m, n, end) == turn)
             n++;
         Run x = { piece_text(m, i, n), { 0 } };
-        for (int k = 0; k < m->refs.n; k++)
-            vec_add(&x.at, m->refs.at[k] / RT_REGIONS);     // the region is in the text
+        for (int k = 0; k < m->refs.n; k++) {               // the region is in the text
+            int64_t r = m->refs.at[k];
+            vec_add(&x.at, r < 0 ? -1 - r : r / RT_REGIONS);
+        }
         vec_add(&out, x);
         i = n;
     }
@@ -462,6 +505,7 @@ static const char *function(Cuda *m, const Func *f, int index)
     };
     const Choices *is = &m->p->is;
     const char *name = str_fmt("stage%d_%d", m->stage, index);
+    m->used = 0;
     Runs all = cut_pieces(m, f->first, f->end);
     const char *array = array_of(m, &all, name);
     Text body = { 0 }, passes = m->passes;
@@ -545,6 +589,16 @@ static void row_kernels(Cuda *m)
 
 typedef struct { int pass, tiles, boxes; } StageNames;     // stages whose tables they are
 
+/* ", TENSOR_BIT | WEIGHTS_BIT": what runs beside COMPUTE. */
+static const char *streams_used(unsigned used)
+{
+    Text t = { 0 };
+    for (int i = STREAM_TENSOR; i < STREAMS; i++)
+        if (used >> i & 1)
+            text_add(&t, "%s%s_BIT", t.n ? " | " : ", ", stream_name[i]);
+    return t.n ? t.at : ", 0";
+}
+
 static StageNames stage_program(Cuda *m, int r, Text *tables)
 {
     Text pass = { 0 }, tiles = { 0 }, boxes = { 0 };
@@ -552,15 +606,17 @@ static StageNames stage_program(Cuda *m, int r, Text *tables)
     m->p = plan_stage(m->p, r);
     m->s = &m->e->stage[r];
     m->tiles.n = m->boxes.n = 0;
-    for (int i = 0; i < m->p->funcs.n; i++)
-        text_add(&pass, "%s%s,", i % 6 ? " " : "\n    ", function(m, &m->p->funcs.at[i], i));
+    for (int i = 0; i < m->p->funcs.n; i++) {
+        const char *name = function(m, &m->p->funcs.at[i], i);
+        text_add(&pass, "\n    { %s%s },", name, streams_used(m->used));
+    }
     for (int i = 0; i < m->tiles.n; i += 4)
         text_add(&tiles, "\n    { %" PRId64 ", %" PRId64 ", %s, %" PRId64 " },", m->tiles.at[i],
                  m->tiles.at[i + 1], m->tiles.at[i + 2] ? "true" : "false", m->tiles.at[i + 3]);
     for (int i = 0; i < m->boxes.n; i++)
         text_add(&boxes, " %" PRId64 ",", m->boxes.at[i]);
     return (StageNames){
-        table(m, tables, "void (*const passes_%d[])(Ctx *)", "passes", str_fmt("%s\n", pass.at)),
+        table(m, tables, "const PassCode passes_%d[]", "passes", str_fmt("%s\n", pass.at)),
         table(m, tables, "const TileSet tiles_%d[]", "tiles",
               str_fmt("%s\n    { -1, -1, false, 0 }\n", tiles.n ? tiles.at : "")),
         table(m, tables, "const int boxes_%d[]", "boxes",
@@ -579,14 +635,21 @@ static void main_text(const Cuda *m, const StageNames *names, Text *t)
     for (int r = 0; r < m->e->nstages; r++)
         text_add(t, "    { passes_%d, tiles_%d, boxes_%d },\n", names[r].pass, names[r].tiles,
                  names[r].boxes);
-    text_add(t, "};\n\n/* Stages, groups, and bytes of scratch beside the block. */\n"
-             "static const Program program = { stages, groups, %" PRId64 ", %" PRId64 " };\n\n"
+    int events = 0;
+    for (int r = 0; r < m->e->nstages; r++)
+        events = plan_stage(m->p, r)->events > events ? plan_stage(m->p, r)->events : events;
+    text_add(t, "};\n\n/* Stages, groups, events, and bytes of scratch beside the block: of products "
+             "and attention,\n * of sums on each stream. */\n"
+             "static const Program program = {\n    stages, groups, %d, %" PRId64 ", {", events,
+             m->scratch);
+    for (int i = 0; i < STREAMS; i++)
+        text_add(t, "%s%" PRId64, i ? ", " : " ", m->sum[i]);
+    text_add(t, " }\n};\n\n"
              "extern \"C\" const char _binary_program_tables_start[];\n"
              "extern \"C\" const char _binary_program_tables_end[];\n\n"
              "int main(int argc, char **argv)\n{\n"
              "    return teracube_main<&program>(_binary_program_tables_start,\n"
-             "                                   _binary_program_tables_end, argc, argv);\n}\n",
-             m->scratch, m->work);
+             "                                   _binary_program_tables_end, argc, argv);\n}\n");
 }
 
 void cuda_program(const Plan *p, const Emitted *e, Text *out)

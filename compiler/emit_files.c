@@ -177,6 +177,7 @@ int cuda_folder(Compile *c, const char *dir)
     c->workers = workers_of(c->config);
     if (!compile_to(c, "memory") || !can_be_said(c))
         return EXIT_INPUT;
+    streams_order(c->plan);
     Emitted *e = emit_program(c->plan);
     if (diag_errors())
         return EXIT_INPUT;

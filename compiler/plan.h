@@ -295,6 +295,14 @@ typedef enum {
 } InstKind;
 extern const char *const inst_word[I_KINDS];
 
+/* Queues of a GPU; see streams.c. */
+typedef enum {
+    STREAM_COMPUTE, STREAM_TENSOR,      // kernels and products; collectives of activations
+    STREAM_WEIGHTS, STREAM_GRADIENTS,   // gathers of weights; sums of gradients
+    STREAM_STAGES, STREAMS              // transfers between stages
+} StreamId;
+extern const char *const stream_word[STREAMS];
+
 typedef struct {
     InstKind kind;
     Phase phase;
@@ -315,6 +323,9 @@ typedef struct {
     int peer;               // send, recv: the other stage
     const char *reason;     // I_COLL: why it is there, for people
     bool is_vector_grad;    // all_reduce bundled over a range of the gradient region
+    StreamId stream;                // streams.c: where it runs on a GPU
+    int signal;                     // event recorded behind it, or NONE
+    int nwaits, wait[STREAMS - 1];  // events awaited in front of it
     int nstats; uint8_t *stat;      // I_MERGE: OpKind of each statistic (SUM, ROWMAX, VAR, FIRST)
     int64_t stat_n;         // I_MERGE: elements a rank contributed to each part (VAR)
 } Inst;
@@ -347,7 +358,12 @@ typedef struct {
 typedef struct { Step *at; int n, cap; } Steps;
 
 /* One step of the table: the function it calls, and where the unit's regions are. */
-typedef struct { Step step; int func; bool again; int64_t region[REGIONS]; } Call;
+typedef struct {
+    Step step; int func; bool again;
+    int after;              // streams.c: call on the other side (transfers, the rest) that must
+                            // be done, or NONE
+    int64_t region[REGIONS];
+} Call;
 
 /* ======================= the plan ========================================= */
 
@@ -412,6 +428,7 @@ typedef struct Plan {
     VEC(Inst) insts, front;         // front: of BEGIN, while lowering
     VEC(Func) funcs;
     VEC(Call) calls;                // the stage's step table
+    int events;                     // streams.c: numbers of events in use
     int stage;
     struct Plan **stages;           // all of them, or NULL: this is the only one
     int64_t flat;                   // elements of the flat parameter region of a rank
@@ -491,6 +508,9 @@ void calls_of_table(Plan *p, const Steps *table);       // of one stage; BEGIN i
 /* memory.c    needs insts; fills buffers' lives and offsets, block_bytes. */
 void memory_place(Plan *p);
 bool call_needs(StepKind k, Region r);          // may a call touch that region of its unit?
+/* streams.c   needs memory; streams and events of the CUDA target, of all stages. */
+void streams_order(Plan *p);
+StreamId inst_stream(const Plan *p, const Inst *n);
 /* verify.c    Returns the number of failed checks; prints each to `f` (may be NULL). */
 int  verify_plan(const Plan *p, const char *after, FILE *f);
 /* print.c */

@@ -454,7 +454,7 @@ static void json_stage_collectives(Json *j, const Plan *p)
         json_null(j, "seconds");
         json_null(j, "exposed_s");
         json_null(j, "algorithm");
-        json_null(j, "stream");
+        json_text(j, "stream", stream_word[inst_stream(p, c)]);
         json_text(j, "phase", phase[c->phase]);
         json_text(j, "reason", t->reason);
         json_text(j, "source", source_where(c->loc));

@@ -24,7 +24,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define RT_VERSION 2
+#define RT_VERSION 3
 
 /* ---- mesh ------------------------------------------------------------------
  * Rank numbers: z fastest, then y, x, data, stage. y = yk * yr: coordinate y = yk_i *
@@ -173,6 +173,9 @@ typedef struct {
     int32_t microbatch, slice, chunk;
     int32_t again;                  // an earlier pass of this training step ran these steps
     int32_t func;                   // passes of the same steps have the same number
+    int32_t after;                  // devices: the pass on the other side (transfers, the rest)
+                                    // that must be done before, or -1; see streams.c
+    int32_t awaited;                // a later pass names this one in `after`
     int64_t region[RT_REGIONS];     // bytes from the block's start; [RT_FIXED] is 0
 } RtPass;
 

@@ -2,9 +2,13 @@
  * teracube.cuh - what a generated program (program.cu) is made of: the context of a rank,
  * products, collectives, and one line for each kernel of the other templates.
  *
- * A rank is a host thread with a GPU. It walks the step table in host code; all its work
- * goes to one stream, in order, so that nothing needs events. The program defines `real`
- * and TERACUBE_WORKERS before it includes this file.
+ * A rank is a host thread with a GPU. It walks the step table in host code, far ahead of the
+ * GPU, and puts work on five streams: kernels and products; collectives of activations;
+ * gathers of weights; sums of gradients; transfers between stages. Where one stream touches
+ * bytes of another, the plan has an event: mark() behind the one, follow() in front of the
+ * other. Several communicators are so at work at once: every rank of a group puts them on in
+ * the same order, and their kernels fit on a GPU together, so none waits for room that
+ * another holds. The program defines `real` and TERACUBE_WORKERS before it includes this file.
  *
  * Every function below is called by program.cu. The first error of a rank is kept and
  * ends the run (RtDevice in rt.h); later calls then do nothing that matters.
@@ -36,8 +40,17 @@ typedef __nv_bfloat16 bf16;
 struct TileSet { int q, k; bool causal; int64_t window; };
 struct GroupKey { int axes, rep; uint64_t stages; };
 struct Ctx;
+
+/* In the order of compiler/streams.c. */
+enum Stream { COMPUTE, TENSOR, WEIGHTS, GRADIENTS, STAGES, STREAMS };
+enum {
+    TENSOR_BIT = 1 << TENSOR, WEIGHTS_BIT = 1 << WEIGHTS, GRADIENTS_BIT = 1 << GRADIENTS,
+    STAGES_BIT = 1 << STAGES
+};
+struct PassCode { void (*run)(Ctx *); unsigned streams; };    // those it needs beside COMPUTE
+
 struct StageProgram {
-    void (*const *pass)(Ctx *);         // by RtPass.func
+    const PassCode *pass;               // by RtPass.func
     const TileSet *tiles;
     const int *boxes;
 };
@@ -53,7 +66,10 @@ struct Ctx {
     const RtHeader *head;
     int device;
     char *block, *base[RT_REGIONS];
-    cudaStream_t compute;
+    cudaStream_t compute, stream[STREAMS];          // compute is stream[COMPUTE]
+    cudaEvent_t *event; int nevents;    // of the plan, by number
+    cudaEvent_t tail[STREAMS];          // for one stream to go on behind another
+    cudaEvent_t *passed;                // by pass; NULL: nobody waits for it
     cublasHandle_t blas;
     ncclComm_t world, *comm;            // by group; NULL: no member
     int ngroups, *group_size, *group_me;
@@ -62,6 +78,7 @@ struct Ctx {
     AttnTiles *tiles; int ntiles;
     real *scratch;                      // delta of attention; operands that change their type
     char *work; size_t work_bytes;      // of the optimizer, the norm, gradients of tables
+    char *sum[STREAMS];                 // sums that are then added to what is there
     double *sums;                       // on the device: loss, squares, clip factor
     OptPiece *updates, *norms;          // what the optimizer does, what counts in the norm
     int64_t nupdates, nnorms;
@@ -101,6 +118,25 @@ inline bool check(Ctx *c, const char *what, cublasStatus_t e)
     if (e != CUBLAS_STATUS_SUCCESS)
         fail(c, what, why);
     return e == CUBLAS_STATUS_SUCCESS;
+}
+
+/* ---- order between streams ------------------------------------------------------------- */
+
+inline void mark(Ctx *c, Stream s, int64_t event)
+{
+    check(c, "an event", cudaEventRecord(c->event[event], c->stream[s]));
+}
+
+inline void follow(Ctx *c, Stream s, int64_t event)
+{
+    check(c, "an event", cudaStreamWaitEvent(c->stream[s], c->event[event], 0));
+}
+
+/* What comes on stream s from here on starts behind all that is on `other` now. */
+inline void follow_tail(Ctx *c, Stream s, Stream other)
+{
+    check(c, "an event", cudaEventRecord(c->tail[other], c->stream[other]));
+    check(c, "an event", cudaStreamWaitEvent(c->stream[s], c->tail[other], 0));
 }
 
 /* ---- addresses ----------------------------------------------------------------------- */
@@ -214,38 +250,39 @@ inline ncclDataType_t nccl_type(const float *) { return ncclFloat; }
 inline ncclDataType_t nccl_type(const double *) { return ncclDouble; }
 inline ncclDataType_t nccl_type(const bf16 *) { return ncclBfloat16; }
 
-template <typename T> inline void all_gather(Ctx *c, int g, const T *src, T *dst, int64_t n)
+template <typename T>
+inline void all_gather(Ctx *c, Stream s, int g, const T *src, T *dst, int64_t n)
 {
     check(c, "all-gather", ncclAllGather(src, dst, (size_t)n, nccl_type(src), c->comm[g],
-                                         c->compute));
+                                         c->stream[s]));
 }
 
 /* The member's own part stands where the result has it. */
-template <typename T> inline void all_gather_in_place(Ctx *c, int g, T *, T *all, int64_t n)
+template <typename T> inline void all_gather_in_place(Ctx *c, Stream s, int g, T *, T *all, int64_t n)
 {
-    all_gather(c, g, (const T *)(all + c->group_me[g] * n), all, n);
+    all_gather(c, s, g, (const T *)(all + c->group_me[g] * n), all, n);
 }
 
 template <typename T>
-inline void reduce_scatter(Ctx *c, int g, const T *src, T *dst, int64_t n, bool add)
+inline void reduce_scatter(Ctx *c, Stream s, int g, const T *src, T *dst, int64_t n, bool add)
 {
-    T *to = add ? (T *)(void *)c->work : dst;
+    T *to = add ? (T *)(void *)c->sum[s] : dst;
     check(c, "reduce-scatter", ncclReduceScatter(src, to, (size_t)n, nccl_type(src), ncclSum,
-                                                 c->comm[g], c->compute));
+                                                 c->comm[g], c->stream[s]));
     if (add)
-        check(c, "reduce-scatter", move_copy(to, n, dst, n, (int64_t)1, n, true, c->compute));
+        check(c, "reduce-scatter", move_copy(to, n, dst, n, (int64_t)1, n, true, c->stream[s]));
 }
 
 template <typename T>
-inline void reduce_scatter_in_place(Ctx *c, int g, const T *src, T *all, int64_t n, bool)
+inline void reduce_scatter_in_place(Ctx *c, Stream s, int g, const T *src, T *all, int64_t n, bool)
 {
-    reduce_scatter(c, g, src, all + c->group_me[g] * n, n, false);
+    reduce_scatter(c, s, g, src, all + c->group_me[g] * n, n, false);
 }
 
-template <typename T> inline void all_reduce(Ctx *c, int g, T *x, int64_t n)
+template <typename T> inline void all_reduce(Ctx *c, Stream s, int g, T *x, int64_t n)
 {
     check(c, "all-reduce", ncclAllReduce(x, x, (size_t)n, nccl_type(x), ncclSum, c->comm[g],
-                                         c->compute));
+                                         c->stream[s]));
 }
 
 enum Neighbour { NEXT_STAGE = 1, PREVIOUS_STAGE = -1 };
@@ -260,13 +297,13 @@ inline int peer_of(const Ctx *c, Neighbour way)
 template <typename T> inline void send(Ctx *c, Neighbour way, const T *src, int64_t n)
 {
     check(c, "send", ncclSend(src, (size_t)n, nccl_type(src), peer_of(c, way), c->world,
-                              c->compute));
+                              c->stream[STAGES]));
 }
 
 template <typename T> inline void recv(Ctx *c, Neighbour way, T *dst, int64_t n)
 {
     check(c, "receive", ncclRecv(dst, (size_t)n, nccl_type(dst), peer_of(c, way), c->world,
-                                 c->compute));
+                                 c->stream[STAGES]));
 }
 
 #include "teracube_kernels.cuh"

@@ -6,7 +6,12 @@
 #define TERACUBE_RUN_CUH
 
 /* What program.cu knows: its stages and the groups of ranks. */
-struct Program { const StageProgram *stages; const GroupKey *groups; size_t scratch, work; };
+struct Program {
+    const StageProgram *stages;
+    const GroupKey *groups;
+    int events;
+    size_t scratch, sum[STREAMS];       // bytes
+};
 
 /* ---- start --------------------------------------------------------------------------- */
 
@@ -42,6 +47,25 @@ inline void take_memory(Ctx *c)
         snprintf(why, sizeof why, "%zu bytes, the plan's block: %s", bytes, cudaGetErrorString(e));
         fail(c, "memory", why);
     }
+}
+
+inline void take_streams(Ctx *c, const Program *p)
+{
+    for (int i = 0; i < STREAMS; i++) {
+        check(c, "a stream", cudaStreamCreateWithFlags(&c->stream[i], cudaStreamNonBlocking));
+        check(c, "an event", cudaEventCreateWithFlags(&c->tail[i], cudaEventDisableTiming));
+        if (p->sum[i] > 0)
+            check(c, "scratch", cudaMalloc((void **)&c->sum[i], p->sum[i]));
+    }
+    c->compute = c->stream[COMPUTE];
+    c->nevents = p->events;
+    c->event = (cudaEvent_t *)calloc((size_t)c->nevents + 1, sizeof *c->event);
+    for (int i = 0; i < c->nevents; i++)
+        check(c, "an event", cudaEventCreateWithFlags(&c->event[i], cudaEventDisableTiming));
+    c->passed = (cudaEvent_t *)calloc((size_t)c->head->npasses + 1, sizeof *c->passed);
+    for (int i = 0; i < c->head->npasses; i++)
+        if (c->rank->program->passes[i].awaited)
+            check(c, "an event", cudaEventCreateWithFlags(&c->passed[i], cudaEventDisableTiming));
 }
 
 /* Rows: what a kernel reads of a row order. Tokens are filled in before each pass. */
@@ -117,12 +141,12 @@ template <const Program *P> inline const char *device_open(const RtDeviceRank *r
     take_device(c);
     if (c->message[0])
         return c->message;
-    check(c, "a stream", cudaStreamCreateWithFlags(&c->compute, cudaStreamNonBlocking));
+    take_streams(c, P);
     check(c, "cuBLAS", cublasCreate(&c->blas));
     check(c, "cuBLAS", cublasSetStream(c->blas, c->compute));
     take_memory(c);
     check(c, "scratch", cudaMalloc((void **)&c->scratch, P->scratch + 64));
-    c->work_bytes = work_bytes(c) > P->work ? work_bytes(c) : P->work;
+    c->work_bytes = work_bytes(c);
     check(c, "scratch", cudaMalloc((void **)&c->work, c->work_bytes + 64));
     check(c, "scratch", cudaMalloc((void **)&c->sums, 3 * sizeof(double)));
     take_rows(c);
@@ -139,6 +163,8 @@ inline void device_close(void *ctx)
 {
     Ctx *c = (Ctx *)ctx;
     cudaSetDevice(c->device);
+    for (int i = 0; i < STREAMS && c->stream[i]; i++)
+        cudaStreamSynchronize(c->stream[i]);
     for (int i = 0; i < c->ngroups; i++)
         if (c->comm[i])
             ncclCommDestroy(c->comm[i]);
@@ -162,8 +188,21 @@ inline void device_close(void *ctx)
         cudaFree(c->column[i]);
     for (int i = 0; i < c->ntiles; i++)
         cudaFree((void *)c->tiles[i].q);
-    if (c->compute)
-        cudaStreamDestroy(c->compute);
+    for (int i = 0; i < STREAMS; i++) {
+        cudaFree(c->sum[i]);
+        if (c->tail[i])
+            cudaEventDestroy(c->tail[i]);
+        if (c->stream[i])
+            cudaStreamDestroy(c->stream[i]);
+    }
+    for (int i = 0; i < c->nevents; i++)
+        if (c->event[i])
+            cudaEventDestroy(c->event[i]);
+    for (int i = 0; c->passed && i < c->head->npasses; i++)
+        if (c->passed[i])
+            cudaEventDestroy(c->passed[i]);
+    free(c->event);
+    free(c->passed);
     free(c->rows);
     free(c->column);
     free(c->tiles);
@@ -211,6 +250,32 @@ inline const char *device_rows(void *ctx, int map)
     return c->message[0] ? c->message : NULL;
 }
 
+/*
+ * Transfers are passes of their own, all at once, on STAGES. The other streams of a pass
+ * start behind what is on COMPUTE, and COMPUTE goes on behind them.
+ */
+inline void run_pass(Ctx *c, const RtPass *p, int ipass)
+{
+    const PassCode *code = &c->stage->pass[p->func];
+    bool transfer = code->streams & STAGES_BIT;
+    Stream mine = transfer ? STAGES : COMPUTE;
+    if (p->after >= 0)
+        check(c, "an event", cudaStreamWaitEvent(c->stream[mine], c->passed[p->after], 0));
+    for (int i = TENSOR; i < STAGES; i++)
+        if (code->streams >> i & 1)
+            follow_tail(c, (Stream)i, COMPUTE);
+    if (transfer)
+        check(c, "transfers", ncclGroupStart());
+    code->run(c);
+    if (transfer)
+        check(c, "transfers", ncclGroupEnd());
+    for (int i = TENSOR; i < STAGES; i++)
+        if (code->streams >> i & 1)
+            follow_tail(c, COMPUTE, (Stream)i);
+    if (p->awaited)
+        check(c, "an event", cudaEventRecord(c->passed[ipass], c->stream[mine]));
+}
+
 inline const char *device_pass(void *ctx, int ipass, const RtDeviceNow *now)
 {
     Ctx *c = (Ctx *)ctx;
@@ -224,9 +289,12 @@ inline const char *device_pass(void *ctx, int ipass, const RtDeviceNow *now)
     c->scale = now->count > 0 ? 1.0 / (double)now->count : 0;
     c->clip = now->clip;
     c->lr = now->lr;
-    if (p->kind == RT_PASS_BEGIN)
+    if (p->kind == RT_PASS_BEGIN) {
         check(c, "sums", cudaMemsetAsync(c->sums, 0, 2 * sizeof(double), c->compute));
-    c->stage->pass[p->func](c);
+        follow_tail(c, COMPUTE, STAGES);        // the last step's transfers
+        follow_tail(c, STAGES, COMPUTE);
+    }
+    run_pass(c, p, ipass);
     check(c, "a pass", cudaGetLastError());
     return c->message[0] ? c->message : NULL;
 }

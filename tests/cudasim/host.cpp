@@ -39,10 +39,16 @@ static CUstream_st *new_stream(Device *d, bool blocking)
     return s;
 }
 
+static void devices_go_on();
+
+static std::vector<Device *> *devices = new std::vector<Device *>();
+static int ndevices() { return (int)devices->size(); }
+
 // With the lock held.
 static Device *device(int number)
 {
-    static std::vector<Device *> *devices = new std::vector<Device *>();
+    static bool once = (std::thread(devices_go_on).detach(), true);
+    (void)once;
     while ((int)devices->size() <= number) {
         Device *d = new Device();
         d->number = (int)devices->size();
@@ -353,6 +359,39 @@ static bool run_one(Device *d, std::unique_lock<std::mutex> &lock)
 }
 
 bool run_something(std::unique_lock<std::mutex> &lock) { return run_one(device(my_device), lock); }
+
+bool device_may_go()
+{
+    for (int i = 0; i < ndevices(); i++)
+        for (CUstream_st *s : device(i)->streams)
+            if (may_go(s))
+                return true;
+    return false;
+}
+
+/*
+ * A GPU goes on while its host waits for something else: another rank's message in a barrier
+ * of the program's own, say. When nothing has happened for a while, this thread takes a step
+ * for any device.
+ */
+static void devices_go_on()
+{
+    enum { SHORT_MS = 10, LONG_MS = 500 };      // somebody waits here; nobody does
+    uint64_t seen = 0;
+    int idle = 0;
+    for (;;) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(SHORT_MS));
+        std::unique_lock<std::mutex> lock(big_lock);
+        idle = running_ops == 0 && seen == happened_so_far() ? idle + SHORT_MS : 0;
+        if (idle > 0 && (anybody_waits() || idle >= LONG_MS))
+            for (int i = 0; i < ndevices(); i++) {
+                my_device = i;
+                if (run_one(device(i), lock))
+                    break;
+            }
+        seen = happened_so_far();
+    }
+}
 
 void run_until(const MarkRef &m)
 {

@@ -71,12 +71,22 @@ void progress_made()
     progress.notify_all();
 }
 
+uint64_t happened_so_far() { return happened; }
+
+bool anybody_waits()
+{
+    for (Rank *r : ranks)
+        if (r->waiting)
+            return true;
+    return false;
+}
+
 void wait_for_progress(std::unique_lock<std::mutex> &lock)
 {
     Rank *r = me.get();
     r->waiting = true;
     r->seen = happened;
-    bool stuck = running_ops == 0;
+    bool stuck = running_ops == 0 && !device_may_go();
     for (Rank *other : ranks)
         if (!other->waiting || other->seen != happened || other->needs > ever)
             stuck = false;

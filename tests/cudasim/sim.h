@@ -14,6 +14,7 @@
 #define CUDASIM_SIM_H
 #include "cuda_runtime.h"
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -21,6 +22,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #ifndef SIM_ASAN                // for programs compiled with -fsanitize=address: sim.cpp, host.cpp
@@ -154,6 +156,9 @@ bool posting_post(Op &op);                      // true when it is complete at o
 bool posting_done(const Op &op);
 void wait_for_progress(std::unique_lock<std::mutex> &lock);  // finds deadlocks
 void progress_made();
+uint64_t happened_so_far();
+bool anybody_waits();                                        // of the hosts, for their devices
+bool device_may_go();                                        // something on some device may run
 
 /* ---- kernels ------------------------------------------------------------ */
 
