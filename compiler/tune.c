@@ -1,35 +1,35 @@
 /*
  * tune.c - the search: cells, their variants, what is excluded and why that loses nothing.
  *
- * A cell is a mesh (data, pipeline, x, y, z) and a microbatch; its variants are chunks,
- * schedule, recompute, zero and slices. The best variant stands for the cell.
+ * A cell is a mesh (data, pipeline, x, y, z) and a microbatch; its variants are chunks, slices,
+ * schedule, zero and recompute. The best variant stands for the cell.
  *
  *   1  every factorisation of the devices and every microbatch: legal or counted by reason
- *   2  legal cells by estimate_bound, best first; a cell whose bound passes the worst of
- *      the best so far ends the search, for every variant of it and of those behind is slower
- *   3  the same again with slices, which cost a programme each: only cells with stages
- *      whose bound still beats the worst
- *   4  which of the other cells fit, and the front of time and memory
+ *   2  of each cell a bound on its time (estimate_bound) and the bytes of what holds least
+ *   3  cells by their bound, best first, each searched where a variant could still win
+ *   4  the same again with slices, whose lists cost a programme each (tune_slices.c)
  *
- * Variants left out, and why:
- *   recompute     adds time and never takes any: with none that fits, the others lose in time;
- *                 full(n) takes longer and holds less with each n: the least n that fits
- *   gpipe         holds every unit of a step, 1f1b a part: without stages it is not tried
- *   chunks        interleave stages: with one stage there are none
- *   zero          shards over data: with one replica there is none
- *   slices        fill a pipeline: with one stage they only cost
+ * A variant could win if, by its bounds, it fits and is one of the best so far or is on the
+ * front of time and memory. What the bounds rest on, held by test_tune.c against plain
+ * enumeration:
+ *
+ *   recompute   adds time and saves memory; full(n) more of both with each n, attention's time
+ *               no less than none
+ *   zero        3 holds least
+ *   schedule    1f1b holds no more than gpipe; chunks hold no less than one whole stage
+ *   slices      fill a pipeline: with one stage they only cost. Their passes together take
+ *               no less than the pass of the whole, so at best the waiting goes
+ *   chunks      interleave stages: with one stage there are none
  */
-#include "partition.h"
-#include "slice.h"
 #include "tune.h"
 
 const char *const objective_word[OBJECTIVES] = { "time", "memory", "cost" };
 
-/* TUNING: slices are multiples of 8 tokens where the sequence allows, as in pipeline.c; lists of
- * equal slices that stand beside the programme's. */
-enum { GRAIN = 8, UNIFORMS = 5 };
-
-typedef struct { Point at; double bound; } Cell;
+typedef struct {
+    Point at;
+    double bound, least;            // seconds; bytes of the variant that holds least
+    bool fits;                      // some variant does
+} Cell;
 typedef struct { Cell *at; int n, cap; } Cells;         // on the heap: perm never shrinks
 
 typedef struct { int64_t of; int n; int64_t at[1 << 11]; } Divisors;    // ascending
@@ -42,12 +42,13 @@ typedef struct {
     bool late;
     bool attends;                   // the model has attention to recompute
     bool slices_open;               // slices may be chosen
+    bool for_front;                 // what could be on the front is looked at too
     Divisors devices, each;         // of all devices; of a replica's batch
     Cells cells;
 } Search;
 
 /* The best variant of a cell, and the one that lacks least. */
-typedef struct { bool any, looked; Candidate best, least; } Found;
+typedef struct { bool any; Candidate best; double least; } Found;
 
 /* ---- points ---------------------------------------------------------------------- */
 
@@ -95,6 +96,13 @@ void tune_pin(PlanSpec *s, const Point *p)
     s->recompute = word(again[p->recompute]);
     s->recompute_n = p->recompute == RECOMPUTE_FULL ? p->recompute_turns : 0;
     s->zero = num(p->zero);
+}
+
+int tune_pinned_recompute(const PlanSpec *s)
+{
+    return s->recompute.v == NULL ? RECOMPUTE_NONE
+         : strcmp(s->recompute.v, "attention") == 0 ? RECOMPUTE_ATTENTION
+         : strcmp(s->recompute.v, "full") == 0 ? RECOMPUTE_FULL : RECOMPUTE_NONE;
 }
 
 /* x in data's place: one microbatch of all replicas, weights gathered turn by turn. */
@@ -195,13 +203,6 @@ static void best_add(Tune *t, const Candidate *c)
     t->best.at[same] = *c;
 }
 
-/* What a cell must beat to be among the best. */
-static double worst_time(const Tune *t)
-{
-    return t->ask.objective == TUNE_MEMORY || t->best.n < t->ask.top
-         ? INFINITY : t->best.at[t->best.n - 1].is.step_s;
-}
-
 static bool is_late(Search *q)
 {
     if (!q->late && q->t->ask.budget_s > 0)
@@ -211,102 +212,126 @@ static bool is_late(Search *q)
 
 static double lack(const Candidate *c) { return c->is.memory.peak - c->is.room_bytes; }
 
-/* Prices one variant; does it fit? */
-static bool try_point(Search *q, Found *f, const Point *p)
+static bool by_memory(const Search *q) { return q->t->ask.objective == TUNE_MEMORY; }
+
+/* Could a variant with no less time and no fewer bytes than these be wanted? f NULL: any of
+ * the cell's. */
+static bool is_wanted(const Search *q, const Found *f, double seconds, double bytes)
 {
-    Candidate c = { .at = *p };
-    if (is_late(q))
+    const Tune *t = q->t;
+    if (bytes > (double)q->p->is.room_bytes)
         return false;
+    if (q->for_front && on_front(t, seconds, bytes))
+        return true;
+    double v = by_memory(q) ? bytes : seconds;
+    if (f && f->any && v >= (by_memory(q) ? f->best.is.memory.peak : f->best.is.step_s))
+        return false;                   // what is equal was met first, and waits or holds less
+    if (t->best.n < t->ask.top)
+        return true;
+    const Estimate *worst = &t->best.at[t->best.n - 1].is;
+    return v <= (by_memory(q) ? worst->memory.peak : worst->step_s);
+}
+
+static void price(Search *q, const Point *p, Candidate *out)
+{
     if (++q->t->evaluations % 256 == 0)
         arena_reset(scratch);
-    bool fits = estimate(q->t->e, p, &c.is) == LEGAL;
-    if (!f->looked || lack(&c) < lack(&f->least))
-        f->least = c;
-    f->looked = true;
-    if (!fits)
-        return false;
+    out->at = *p;
+    estimate(q->t->e, p, &out->is);
+}
+
+/* Prices one variant and keeps it where it fits. */
+static Candidate try_point(Search *q, Found *f, const Point *p)
+{
+    Candidate c;
+    price(q, p, &c);
+    if (lack(&c) > 0)
+        return c;
     if (!q->t->ask.no_front)
         front_add(q->t, &c);
     if (!f->any || tune_order(q->t->ask.objective, &c, &f->best) < 0)
         f->best = c;
     f->any = true;
-    return true;
+    return c;
 }
 
 /* ---- variants of a cell ------------------------------------------------------------ */
 
 static bool is_word(Word w, const char *text) { return w.v && strcmp(w.v, text) == 0; }
 
-static int pinned_recompute(const PlanSpec *s)
+/* Most turns of a stage: full(n) for more is full. */
+static int most_turns(Search *q, const Point *p)
 {
-    return is_word(s->recompute, "attention") ? RECOMPUTE_ATTENTION
-         : is_word(s->recompute, "full") ? RECOMPUTE_FULL : RECOMPUTE_NONE;
+    int n, most = 0;
+    const int *turns = estimate_turns(q->t->e, p, &n);
+    for (int r = 0; r < p->stages; r++) {
+        int sum = 0;
+        for (int c = 0; c < p->chunks; c++)
+            sum += turns[c * p->stages + r];
+        most = sum > most ? sum : most;
+    }
+    return most;
 }
 
-static bool try_full(Search *q, Found *f, Point p, int n)
+static Candidate try_full(Search *q, Found *f, Point p, int n)
 {
     p.recompute = RECOMPUTE_FULL;
     p.recompute_turns = n;
     return try_point(q, f, &p);
 }
 
-/* Every n where `all`, else the least that fits. */
-static void try_fulls(Search *q, Found *f, Point p, bool all)
+/* full(n) for lo < n < hi, both of which are priced. */
+static void try_between(Search *q, Found *f, const Point *p, int lo, int hi, double lo_s,
+                        double hi_bytes)
 {
-    int turns = (q->p->layers + p.stages - 1) / p.stages, lo = 1, hi = turns;
-    bool fits = try_full(q, f, p, 0);
-    if (all)
-        for (int n = 1; n < turns; n++)
-            try_full(q, f, p, n);
-    if (all || !fits)
+    if (hi - lo < 2 || is_late(q) || !is_wanted(q, f, lo_s, hi_bytes))
         return;
-    while (lo < hi) {                       // full(hi) fits, full(lo - 1) does not
-        int mid = (lo + hi) / 2;
-        if (try_full(q, f, p, mid))
-            hi = mid;
-        else
-            lo = mid + 1;
-    }
+    int mid = (lo + hi) / 2;
+    Candidate c = try_full(q, f, *p, mid);
+    try_between(q, f, p, lo, mid, lo_s, c.is.memory.peak);
+    try_between(q, f, p, mid, hi, c.is.step_s, hi_bytes);
 }
 
-static void try_recomputes(Search *q, Found *f, Point p, bool all)
+static void try_recomputes(Search *q, Found *f, Point p, double floor)
 {
     const PlanSpec *s = q->s;
     p.recompute_turns = 0;
     if (s->recompute.v) {
-        p.recompute = pinned_recompute(s);
+        p.recompute = tune_pinned_recompute(s);
         p.recompute_turns = (int)s->recompute_n;
         try_point(q, f, &p);
         return;
     }
     p.recompute = RECOMPUTE_NONE;
-    if (try_point(q, f, &p) && !all)
+    double none_s = try_point(q, f, &p).is.step_s;
+    if (!is_wanted(q, f, none_s, floor))
         return;
     p.recompute = RECOMPUTE_ATTENTION;
     if (q->attends)
         try_point(q, f, &p);
-    try_fulls(q, f, p, all);
+    Candidate all = try_full(q, f, p, 0);
+    try_between(q, f, &p, 0, most_turns(q, &p), none_s, all.is.memory.peak);
 }
 
-static void try_zeros(Search *q, Found *f, Point p, bool all)
+static void try_zeros(Search *q, Found *f, Point p, double floor)
 {
     int lo = 0, hi = p.data > 1 ? 3 : 0;
     if (q->s->zero.set)
         lo = hi = (int)q->s->zero.v;
-    for (p.zero = lo; p.zero <= hi; p.zero++)
-        try_recomputes(q, f, p, all);
+    for (p.zero = lo; p.zero <= hi && !is_late(q); p.zero++)
+        try_recomputes(q, f, p, floor);
 }
 
-static void try_schedules(Search *q, Found *f, Point p, bool all)
+static void try_schedules(Search *q, Found *f, Point p, double floor)
 {
     bool open = !q->s->schedule.v;
     if (open || is_word(q->s->schedule, "1f1b")) {
         p.schedule = SCHEDULE_1F1B;
-        try_zeros(q, f, p, all);
+        try_zeros(q, f, p, floor);
     }
-    if ((open && p.stages > 1 && !all) || is_word(q->s->schedule, "gpipe")) {
+    if ((open && p.stages > 1) || is_word(q->s->schedule, "gpipe")) {
         p.schedule = SCHEDULE_GPIPE;
-        try_zeros(q, f, p, all);
+        try_zeros(q, f, p, floor);
     }
 }
 
@@ -315,62 +340,88 @@ static int most_chunks(const Search *q, const Point *p)
     return p->stages == 1 ? 1 : q->p->layers / p->stages;
 }
 
-/* The lists of a cell with so many chunks: one whole sequence, or what is pinned, or with
- * `sliced` all but the whole. */
-static void try_lists(Search *q, Found *f, Point p, bool sliced, bool all)
+/* Without slices, or with those that are pinned. */
+static void try_whole(Search *q, Found *f, const Cell *c)
 {
-    SliceLists lists = { .n = 1, .at = { { 1, NULL } } };
-    if (sliced || !q->slices_open)
-        tune_slices(q->t, &p, &lists);
-    for (int i = 0; i < lists.n; i++) {
-        p.nslices = lists.at[i].k;
-        p.slice = lists.at[i].len;
-        if (estimate_legal(q->t->e, &p) == LEGAL)
-            try_schedules(q, f, p, all);
-    }
-}
-
-static void try_cell(Search *q, Found *f, Point p, bool sliced, bool all)
-{
+    Point p = c->at;
     int lo = 1, hi = most_chunks(q, &p);
     if (q->s->chunks.set)
         lo = hi = (int)q->s->chunks.v;
-    for (p.chunks = lo; p.chunks <= hi; p.chunks++)
-        try_lists(q, f, p, sliced, all);
+    for (p.chunks = lo; p.chunks <= hi && is_wanted(q, f, c->bound, c->least); p.chunks++)
+        if (p.chunks == c->at.chunks || estimate_legal(q->t->e, &p) == LEGAL)
+            try_schedules(q, f, p, c->least);
 }
 
 /* ---- slices ------------------------------------------------------------------------ */
 
-static int64_t grain_of(const Plan *p, const Point *a)
+/* Each list with each zero, where recompute and chunks are those it was made for. */
+static void try_lists(Search *q, Found *f, Point p)
 {
-    int64_t step = a->x * lcm64(a->y, a->z), L = p->is.sequence;
-    int64_t grain = step / gcd64(step, a->microbatch);
-    if (L % grain)
-        return L;
-    while (grain < GRAIN && L % (2 * grain) == 0)
-        grain *= 2;
-    return grain;
+    SliceLists lists;
+    int lo = 0, hi = p.data > 1 ? 3 : 0;
+    if (q->s->zero.set)
+        lo = hi = (int)q->s->zero.v;
+    tune_slices(q->t, &p, &lists);
+    for (int i = 0; i < lists.n && !is_late(q); i++) {
+        p.nslices = lists.at[i].k;
+        p.slice = lists.at[i].len;
+        p.zero = lo;
+        if (estimate_legal(q->t->e, &p) != LEGAL)
+            continue;
+        for (p.zero = lo; p.zero <= hi; p.zero++)
+            try_point(q, f, &p);
+    }
 }
 
-void tune_slices(Tune *t, const Point *p, SliceLists *out)
+/* Least seconds and bytes that slices can reach: nobody waits, and of every chunk one sequence
+ * is in flight. */
+static bool slices_wanted(Search *q, const Found *f, const Point *p, double bound)
 {
-    const PlanSpec *s = t->pins;
-    int64_t L = t->plan->is.sequence;
-    *out = (SliceLists){ 0 };
-    if (s->slices_kind == SLICES_LIST) {
-        out->at[0].k = s->slices.n;
-        out->at[0].len = s->slices.at;
-        out->n = 1;
-        return;
+    Candidate c;
+    price(q, p, &c);
+    double s = c.is.step_s - c.is.part[PART_BUBBLE] - c.is.part[PART_PIPELINE];
+    const StageMemory *m = &c.is.memory;
+    Schedule one = { .kind = p->schedule, .P = p->stages, .v = p->chunks, .k = 1,
+                     .m = (int)(q->p->is.batch / p->data / p->microbatch) };
+    double units = schedule_units(&one, c.is.worst);
+    double bytes = m->peak - m->workspace - m->keys_values -
+                   m->activations * (1 - p->chunks / units);
+    return is_wanted(q, f, s > bound ? s : bound, bytes);
+}
+
+static void try_sliced_chunk(Search *q, Found *f, Point p, double bound)
+{
+    const PlanSpec *s = q->s;
+    int from = RECOMPUTE_NONE, to = RECOMPUTE_FULL;
+    p.recompute_turns = 0;
+    p.zero = s->zero.set ? (int)s->zero.v : p.data > 1 ? 1 : 0;
+    if (s->recompute.v) {
+        from = to = tune_pinned_recompute(s);
+        p.recompute_turns = (int)s->recompute_n;
     }
-    if (s->slices_kind == SLICES_UNIFORM) {
-        out->at[0].k = (int)s->slices_n;
-        out->n = 1;
-        return;
+    for (int k = 0; k < 2; k++) {
+        p.schedule = k ? SCHEDULE_GPIPE : SCHEDULE_1F1B;
+        if (s->schedule.v && !is_word(s->schedule, schedule_word[p.schedule]))
+            continue;
+        for (int r = from; r <= to && !is_late(q); r++) {
+            p.recompute = r;
+            if (r == RECOMPUTE_ATTENTION && from != to && !q->attends)
+                continue;
+            if (slices_wanted(q, f, &p, bound))
+                try_lists(q, f, p);
+        }
     }
-    int64_t grain = grain_of(t->plan, p);
-    for (int64_t k = 2; k < 2 << UNIFORMS && k <= L / grain; k *= 2)
-        out->at[out->n++].k = (int)k;
+}
+
+static void try_sliced(Search *q, Found *f, const Cell *c)
+{
+    Point p = c->at;
+    int lo = 1, hi = most_chunks(q, &p);
+    if (q->s->chunks.set)
+        lo = hi = (int)q->s->chunks.v;
+    for (p.chunks = lo; p.chunks <= hi && is_wanted(q, f, c->bound, 0); p.chunks++)
+        if (p.chunks == 1 || estimate_legal(q->t->e, &p) == LEGAL)
+            try_sliced_chunk(q, f, p, c->bound);
 }
 
 /* ---- cells -------------------------------------------------------------------------- */
@@ -396,7 +447,7 @@ static void add_cell(Search *q, Point p)
         if (c->at == NULL)
             die(EXIT_WORLD, "out of memory (tune: %d layouts)", c->cap);
     }
-    c->at[c->n++] = (Cell){ p, 0 };
+    c->at[c->n++] = (Cell){ .at = p };
 }
 
 /* No number below 2^40 has more than 1 << 11 divisors. */
@@ -442,15 +493,13 @@ static void add_mesh(Search *q, Point p)
 static void add_cubes(Search *q, Point p, int64_t n)
 {
     const PlanSpec *s = q->s;
-    bool flat = is_word(s->partition, "1d"), square = flat || is_word(s->partition, "2d");
     for (int i = 0; i < q->devices.n; i++) {
         int64_t x = q->devices.at[i];
-        if (n % x || pinned_away(s->cube[0], x) || (square && x > 1))
+        if (n % x || pinned_away(s->cube[0], x))
             continue;
         for (int k = 0; k < q->devices.n && !is_late(q); k++) {
             int64_t y = q->devices.at[k], z = n / x / y;
-            if (n / x % y || pinned_away(s->cube[1], y) || pinned_away(s->cube[2], z) ||
-                (flat && z > 1))
+            if (n / x % y || pinned_away(s->cube[1], y) || pinned_away(s->cube[2], z))
                 continue;
             p.x = (int)x;
             p.y = (int)y;
@@ -460,11 +509,25 @@ static void add_cubes(Search *q, Point p, int64_t n)
     }
 }
 
+/* What is pinned of the variants; the rest as its neutral value. */
+static Point pinned_variant(const PlanSpec *s)
+{
+    Point p = { .chunks = s->chunks.set ? (int)s->chunks.v : 1, .nslices = 1,
+                .schedule = is_word(s->schedule, "gpipe") ? SCHEDULE_GPIPE : SCHEDULE_1F1B,
+                .zero = s->zero.set ? (int)s->zero.v : 0,
+                .recompute = tune_pinned_recompute(s), .recompute_turns = (int)s->recompute_n };
+    if (s->slices_kind == SLICES_LIST) {
+        p.nslices = s->slices.n;
+        p.slice = s->slices.n > 1 ? s->slices.at : NULL;
+    } else if (s->slices_kind == SLICES_UNIFORM)
+        p.nslices = (int)s->slices_n;
+    return p;
+}
+
 static void add_cells(Search *q)
 {
     int64_t n = q->t->devices;
-    Point p = { .chunks = q->s->chunks.set ? (int)q->s->chunks.v : 1, .nslices = 1,
-                .schedule = SCHEDULE_1F1B };
+    Point p = pinned_variant(q->s);
     divisors(&q->devices, n);
     for (int i = 0; i < q->devices.n; i++)
         for (int k = 0; k < q->devices.n; k++) {
@@ -478,86 +541,91 @@ static void add_cells(Search *q)
         }
 }
 
+/* The bytes of what holds least of a cell without slices; where that does not fit, slices may. */
+static void look_at_cell(Search *q, Cell *c)
+{
+    Point p = c->at;
+    Candidate least;
+    if (!q->s->zero.set)
+        p.zero = p.data > 1 ? 3 : 0;
+    if (!q->s->recompute.v)
+        p.recompute = RECOMPUTE_FULL;
+    price(q, &p, &least);
+    if (!q->s->recompute.v) {
+        Candidate none;
+        p.recompute = RECOMPUTE_NONE;
+        price(q, &p, &none);
+        if (lack(&none) < lack(&least))
+            least = none;
+    }
+    bool slices = q->slices_open && p.stages > 1 && !q->p->sees_ahead;
+    for (int k = 2; k <= 64 && slices && lack(&least) > 0; k *= 2) {
+        Candidate more;
+        p = least.at;
+        p.nslices = k;
+        if (estimate_legal(q->t->e, &p) != LEGAL)
+            break;
+        price(q, &p, &more);
+        if (lack(&more) < lack(&least))
+            least = more;
+    }
+    c->least = least.is.memory.peak;
+    c->fits = lack(&least) <= 0;
+    c->bound = estimate_bound(q->t->e, &c->at);
+    q->t->bounds++;
+    q->t->feasible += c->fits;
+    q->t->rejected[REJECT_MEMORY] += !c->fits;
+    if (!c->fits && (!q->t->has_near || lack(&least) < lack(&q->t->near))) {
+        q->t->near = least;
+        q->t->has_near = true;
+    }
+}
+
 static int by_bound(const void *a, const void *b)
 {
     const Cell *x = a, *y = b;
     return x->bound != y->bound ? (x->bound < y->bound ? -1 : 1) : mesh_order(&x->at, &y->at);
 }
 
-/* ---- the search ----------------------------------------------------------------------- */
-
-static void price_bounds(Search *q)
+static int by_least(const void *a, const void *b)
 {
-    for (int i = 0; i < q->cells.n && !is_late(q); i++) {
-        q->cells.at[i].bound = estimate_bound(q->t->e, &q->cells.at[i].at);
-        q->t->bounds++;
-    }
-    qsort(q->cells.at, (size_t)q->cells.n, sizeof *q->cells.at, by_bound);
+    const Cell *x = a, *y = b;
+    return x->least != y->least ? (x->least < y->least ? -1 : 1) : by_bound(a, b);
 }
 
-static void search_best(Search *q, bool sliced)
+/* ---- the search ----------------------------------------------------------------------- */
+
+static void look_at_cells(Search *q)
+{
+    Cells *c = &q->cells;
+    for (int i = 0; i < c->n && !is_late(q); i++)
+        look_at_cell(q, &c->at[i]);
+    if (q->late)                    // not all have bounds: those that have none come last
+        for (int i = 0; i < c->n; i++)
+            if (c->at[i].least == 0)
+                c->at[i].bound = c->at[i].least = INFINITY;
+    qsort(c->at, (size_t)c->n, sizeof *c->at, by_memory(q) ? by_least : by_bound);
+}
+
+static void search_sliced(Search *q, Found *f, const Cell *c)
+{
+    if (c->at.stages > 1)
+        try_sliced(q, f, c);
+}
+
+typedef void TryCell(Search *q, Found *f, const Cell *c);
+
+static void search_cells(Search *q, TryCell *try)
 {
     for (int i = 0; i < q->cells.n && !is_late(q); i++) {
         const Cell *c = &q->cells.at[i];
-        Found f = { 0 };
-        if (c->bound > worst_time(q->t))
-            break;
-        if (sliced && c->at.stages == 1)
-            continue;
-        try_cell(q, &f, c->at, sliced, q->t->ask.objective == TUNE_MEMORY);
+        Found f = { .least = c->least };
+        if (!c->fits || !is_wanted(q, NULL, c->bound, try == search_sliced ? 0 : c->least))
+            continue;                   // slices may hold less
+        try(q, &f, c);
         if (f.any)
             best_add(q->t, &f.best);
     }
-}
-
-/* The variants of a cell that hold least: does one fit? */
-static bool fits_at_all(Search *q, Found *f, Point p)
-{
-    int lo = 0, hi = p.data > 1 ? 3 : 0;
-    if (q->s->zero.set)
-        lo = hi = (int)q->s->zero.v;
-    SliceLists lists = { 0 };
-    if (!q->slices_open || (p.stages > 1 && !q->p->sees_ahead))
-        tune_slices(q->t, &p, &lists);
-    for (int sliced = q->slices_open ? 0 : 1; sliced < 2 && !f->any; sliced++) {
-        if (sliced && lists.n == 0)
-            break;
-        p.nslices = sliced ? lists.at[lists.n - 1].k : 1;
-        p.slice = sliced ? lists.at[lists.n - 1].len : NULL;
-        p.schedule = is_word(q->s->schedule, "gpipe") ? SCHEDULE_GPIPE : SCHEDULE_1F1B;
-        if (estimate_legal(q->t->e, &p) != LEGAL)
-            continue;
-        for (p.zero = hi; p.zero >= lo && !f->any; p.zero--) {
-            p.recompute = q->s->recompute.v ? pinned_recompute(q->s) : RECOMPUTE_FULL;
-            p.recompute_turns = (int)q->s->recompute_n;
-            try_point(q, f, &p);
-            p.recompute = RECOMPUTE_NONE;
-            if (!f->any && !q->s->recompute.v)
-                try_point(q, f, &p);
-        }
-    }
-    return f->any;
-}
-
-static void look_at_rest(Search *q)
-{
-    Tune *t = q->t;
-    for (int i = 0; i < q->cells.n && !is_late(q); i++) {
-        const Cell *c = &q->cells.at[i];
-        Found f = { 0 };
-        if (fits_at_all(q, &f, c->at)) {
-            t->feasible++;
-            if (on_front(t, c->bound, f.least.is.memory.peak))
-                try_cell(q, &f, c->at, false, true);
-            continue;
-        }
-        t->rejected[REJECT_MEMORY]++;
-        if (f.looked && (!t->has_near || lack(&f.least) < lack(&t->near))) {
-            t->near = f.least;
-            t->has_near = true;
-        }
-    }
-    t->front_complete = !q->late;
 }
 
 int64_t tune_devices(const Config *c)
@@ -589,13 +657,16 @@ Tune *tune_search(Plan *p, const TuneAsk *ask)
         q.attends |= p->ops.at[i].kind == OP_ATTN;
     q.slices_open = q.s->slices_kind == SLICES_AUTO;
     add_cells(&q);
-    price_bounds(&q);
-    search_best(&q, false);
+    look_at_cells(&q);
+    search_cells(&q, try_whole);
     if (q.slices_open && !p->sees_ahead)
-        search_best(&q, true);
+        search_cells(&q, search_sliced);
     t->complete = !q.late;
-    if (!ask->no_front)
-        look_at_rest(&q);
+    if (!ask->no_front) {
+        q.for_front = true;
+        search_cells(&q, try_whole);
+    }
+    t->front_complete = !q.late;
     free(q.cells.at);
     t->seconds = now_s() - start;
     return t;

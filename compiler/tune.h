@@ -7,6 +7,7 @@
  * less what the plan section pins, priced by the closed function of estimate.h.
  *
  *   tune.c        cells, variants, the search
+ *   tune_slices.c slice lists of a layout
  *   tune_pins.c   pins that contradict each other, before anything is searched
  *   tune_print.c  the page, --json, --why-not and --explain tune
  *   tune_run.c    `teracube tune`, --write; folders of the best and what was measured
@@ -65,6 +66,7 @@ int tune_order(Objective o, const Candidate *a, const Candidate *b);
 bool tune_same(const Plan *p, const Point *a, const Point *b);
 /* "data 8, pipeline 8, cube [2, 8, 1], microbatch 1, 1f1b, recompute attention, zero 1" */
 const char *tune_line(const Point *p);
+int tune_pinned_recompute(const PlanSpec *s);   // RECOMPUTE_NONE where it is open
 /* A point as the entries of a plan section. */
 void tune_pin(PlanSpec *s, const Point *p);
 /* ---- tune_pins.c ---- */
@@ -74,8 +76,10 @@ TunePins tune_pins(const PlanSpec *s);          // what the plan section pins, i
 /* Pins that contradict each other, the model or the cluster: errors that name both places. */
 void tune_check(const Plan *p);
 
-/* Slice lists that a cell's variants with so many chunks are tried with (in perm). */
-typedef struct { int n; struct { int k; const int64_t *len; } at[32]; } SliceLists;
+/* ---- tune_slices.c ---- */
+/* Slice lists worth pricing for a point (its slices are not looked at), in perm: the
+ * programme's best of different counts. */
+typedef struct { int n; struct { int k; const int64_t *len; } at[8]; } SliceLists;
 void tune_slices(Tune *t, const Point *p, SliceLists *out);
 
 #endif
