@@ -193,9 +193,7 @@ const char *network_links_text(const Links *l)
         return "-";
     if (!l->crosses)
         return str_fmt("inside a node, %s/s a device", rate);
-    const char *share = l->groups > l->ports && l->ports > 0
-        ? str_fmt("%.3g groups share a port", (double)l->groups / l->ports)
-        : str_fmt("%s for %s", plural(l->ports, "port"), plural(l->groups, "group"));
-    return str_fmt("%s, %s of a group in each; %s of %s/s%s", plural(l->nodes, "node"),
-                   plural(l->inside, "member"), share, rate, l->spine ? " through the spine" : "");
+    return str_fmt("%s, %s of a group in each; %s on %s of %s/s%s", plural(l->nodes, "node"),
+                   plural(l->inside, "member"), plural(l->groups, "group"),
+                   plural(l->ports, "port"), rate, l->spine ? " through the spine" : "");
 }

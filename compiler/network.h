@@ -30,6 +30,6 @@ typedef struct {
     bool crosses, spine;
 } Links;
 Links network_links(const Prices *w, const Mesh *m, int axis);      // axis: MESH_*
-const char *network_links_text(const Links *l);     // "link, 300 GB/s", "2 ports of 25 GB/s .."
+const char *network_links_text(const Links *l);     // "inside a node, 300 GB/s a device"
 
 #endif

@@ -6,6 +6,7 @@
  *   print_table.c     columns
  *   print_page.c      what a person reads of a plan that is laid out
  *   print_pipeline.c  ... and of the prediction; of a plan on paper; the plan block
+ *   print_grid.c      ... of links and of other grids
  *   print_json.c      what tools read
  */
 #ifndef PRINT_H
@@ -79,6 +80,13 @@ void        table_print(const Table *t, FILE *f);
 /* ---- print_json.c ---- */
 void        print_json_layout(Json *j, const Plan *p);          // "layout": { .. }
 void        print_json_predicted(Json *j, const Plan *p);
+
+/* ---- print_grid.c ---- */
+void        print_axis_links(const Pipeline *q, FILE *f);   // links under each axis, its share
+void        print_grids(const Plan *p, FILE *f);    // the chosen grid beside those with names
+extern const char *const mesh_axis_word[MESH_AXES];
+void        json_axis(Json *j, const Plan *p, const Mesh *m, int axis);     // of `mesh`
+void        json_grids(Json *j, const Plan *p);     // "grids"
 
 /* ---- print_pipeline.c ---- */
 void        print_heading(FILE *f, const char *title);

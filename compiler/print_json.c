@@ -56,26 +56,23 @@ static void json_head(Json *j, const Plan *p)
 
 static void json_mesh(Json *j, const Plan *p)
 {
-    static const char *const name[] = { "stage", "data", "x", "y", "z" };
-    int size[] = { p->is.stages, p->is.data, p->is.x, p->is.y, p->is.z };
+    Mesh m = price_mesh(p);
     json_begin(j, "mesh", '{');
     json_begin(j, "order", '[');
-    for (int i = 0; i < 5; i++)
-        json_text(j, NULL, name[i]);
+    bool done[MESH_AXES] = { false };
+    for (int i = 0; i < MESH_AXES; i++) {       // slowest first; those of size 1 as usual
+        int next = MESH_STAGE;
+        while (done[next])
+            next++;
+        for (int k = next; k < MESH_AXES; k++)
+            next = !done[k] && m.stride[k] > m.stride[next] ? k : next;
+        done[next] = true;
+        json_text(j, NULL, mesh_axis_word[next]);
+    }
     json_end(j, ']');
     json_begin(j, "axes", '[');
-    for (int i = 0; i < 5; i++) {
-        int64_t stride = 1;
-        for (int k = i + 1; k < 5; k++)
-            stride *= size[k];
-        json_begin(j, NULL, '{');
-        json_text(j, "name", name[i]);
-        json_integer(j, "size", size[i]);
-        json_integer(j, "stride", stride);
-        json_null(j, "link");
-        json_null(j, "groups_per_port");
-        json_end(j, '}');
-    }
+    for (int i = 0; i < MESH_AXES; i++)
+        json_axis(j, p, &m, i);
     json_end(j, ']');
     json_end(j, '}');
 }
@@ -481,6 +478,8 @@ void print_json(const Plan *p, bool schedule, FILE *f)
     json_mesh(j, p);
     print_json_layout(j, p);
     print_json_predicted(j, p);
+    if (p->pipeline)
+        json_grids(j, p);
     json_memory(j, p);
     json_operators(j, p);
     json_tensors(j, p);

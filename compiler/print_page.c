@@ -533,6 +533,10 @@ void print_page(const Plan *p, FILE *f)
         print_parts(p->pipeline, f);
     print_stages(&all, f);
     print_axis_costs(&all, f);
+    if (p->pipeline) {
+        print_axis_links(p->pipeline, f);
+        print_grids(p, f);
+    }
     print_layouts(p, f);
     print_choices(p, f);
     print_parameters_table(p, f);

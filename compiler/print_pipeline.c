@@ -211,6 +211,8 @@ void print_pipeline(const Pipeline *q, FILE *f)
 {
     print_glance(q, f);
     print_parts(q, f);
+    print_axis_links(q, f);
+    print_grids(q->plan, f);
     print_stages(q, f);
     print_plan_block(q->plan, f);
 }
