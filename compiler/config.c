@@ -275,6 +275,23 @@ static void read_node(void *into, const Entry *entry)
         c->per_node.v = 1;
 }
 
+/* What is slower than a telephone line, or late by a second, is a slip: MB/s for GB/s, s for us. */
+static const double MODEM = 56e3 / 8, LATE_S = 1;
+
+static void check_pair(const char *name, const Num *rate, const Num *latency)
+{
+    if (rate->set && rate->v < MODEM) {
+        diag_error(rate->loc, "value-range", "`%s` of %s/s is slower than a modem (%s/s)", name,
+                   str_bytes(rate->v), str_bytes(MODEM));
+        diag_hint("data sheets have GB/s of one direction, such as 25 GB/s");
+    }
+    if (latency->set && latency->v > LATE_S) {
+        diag_error(latency->loc, "value-range", "a latency of %s makes no sense for `%s`: at most %s",
+                   str_seconds(latency->v), name, str_seconds(LATE_S));
+        diag_hint("messages take microseconds, such as 8 us");
+    }
+}
+
 static void read_pair(const char *name, const Expr *const *at, Num *rate, Num *latency)
 {
     if (read_amount(name, at[0], UNIT_RATE, false, &rate->v)) {
@@ -285,6 +302,7 @@ static void read_pair(const char *name, const Expr *const *at, Num *rate, Num *l
         latency->loc = at[1]->loc;
         latency->set = true;
     }
+    check_pair(name, rate, latency);
 }
 
 static bool has_values(const Entry *entry, int n, const char *what)
