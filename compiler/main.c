@@ -166,6 +166,8 @@ int command_simulate(Compile *c)
 
 int command_plan(Compile *c)
 {
+    if (is_asked(c, "tune"))
+        return tune_explain(c);
     c->priced = true;
     c->on_paper = is_asked(c, "slice") || is_asked(c, "schedule") || c->o->turns_only;
     if (!compile_to(c, "memory"))
@@ -276,6 +278,7 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
         { "--top", NULL, &top, "tune" },         { "--budget", NULL, &o->budget, "tune" },
         { "--objective", NULL, &o->objective, "tune" },
         { "--write", NULL, &o->write, "tune" },
+        { "--why-not", NULL, &o->why_not, "tune" },
         { "--plan", NULL, &o->in.plan, NULL },  { "--cluster", NULL, &o->in.cluster, NULL },
         { "--steps", NULL, &steps, "run,verify" },
         { "--threads", NULL, &threads, "plan,simulate,verify,run,build" },
@@ -389,14 +392,14 @@ static void check_words(const Options *o)
     names[n++] = "all";
     for (const char *p = o->dump; p && *p; p += strcspn(p, ","), p += *p == ',')
         check_word(str_of(p, strcspn(p, ",")), names, n);
-    static const char *const explained[] = { "slice", "schedule", "partition" };
-    const int nexplained = strcmp(o->command, "simulate") == 0 ? 2 : 3;
+    static const char *const explained[] = { "slice", "schedule", "partition", "tune" };
+    const int nexplained = strcmp(o->command, "simulate") == 0 ? 2 : 4;
     bool explains = o->explain == NULL;
     for (int i = 0; i < nexplained; i++)
         explains |= o->explain && strcmp(o->explain, explained[i]) == 0;
     if (!explains)
-        die(EXIT_USAGE, "--explain knows slice%s, not `%s`", nexplained == 3
-            ? ", schedule and partition" : " and schedule", o->explain);
+        die(EXIT_USAGE, "--explain knows slice%s, not `%s`", nexplained == 4
+            ? ", schedule, partition and tune" : " and schedule", o->explain);
     if (o->is_small && o->is_full)
         die(EXIT_USAGE, "--small and --full exclude each other");
 }

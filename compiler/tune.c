@@ -134,8 +134,18 @@ bool tune_same(const Plan *p, const Point *a, const Point *b)
     return mesh_order(&x, &y) == 0;
 }
 
+int64_t tune_devices_of(const Point *p)
+{
+    return (int64_t)p->data * p->stages * p->x * p->y * p->z;
+}
+
+/* Device seconds of a step: all devices cost the same. */
+static double cost(const Candidate *c) { return c->is.step_s * (double)tune_devices_of(&c->at); }
+
 int tune_order(Objective o, const Candidate *a, const Candidate *b)
 {
+    if (o == TUNE_COST && cost(a) != cost(b))
+        return cost(a) < cost(b) ? -1 : 1;
     double t = a->is.step_s - b->is.step_s, m = a->is.memory.peak - b->is.memory.peak;
     double first = o == TUNE_MEMORY ? m : t, second = o == TUNE_MEMORY ? t : m;
     if (first != 0)
@@ -670,4 +680,56 @@ Tune *tune_search(Plan *p, const TuneAsk *ask)
     free(q.cells.at);
     t->seconds = now_s() - start;
     return t;
+}
+
+/* ---- several searches ------------------------------------------------------------------ */
+
+static void merge(Tune *all, const Tune *t)
+{
+    for (int i = 0; i < t->best.n; i++)
+        best_add(all, &t->best.at[i]);
+    for (int i = 0; i < t->front.n; i++)
+        front_add(all, &t->front.at[i]);
+    if (t->has_near && (!all->has_near || lack(&t->near) < lack(&all->near)))
+        all->near = t->near;
+    all->has_near |= t->has_near;
+    all->searched += t->searched;
+    all->feasible += t->feasible;
+    for (int i = 0; i < REJECTS; i++)
+        all->rejected[i] += t->rejected[i];
+    all->complete &= t->complete;
+    all->front_complete &= t->front_complete;
+    all->bounds += t->bounds;
+    all->evaluations += t->evaluations;
+    all->programmes += t->programmes;
+    all->seconds += t->seconds;
+}
+
+Tune *tune_all(const Config *c, const TuneAsk *ask)
+{
+    Plan *p = tune_open(c);
+    Tune *all = NULL;
+    int most = c->has_cluster ? (int)c->cluster.nodes.v : 1, nplans = c->plans.n > 1 ? c->plans.n : 1;
+    for (int i = 0; p && i < nplans; i++)
+        for (int nodes = most; nodes > 0; nodes = ask->objective == TUNE_COST ? nodes - 1 : 0) {
+            if (most % nodes)
+                continue;
+            Config *k = NEW(Config);
+            Plan *one = NEW(Plan);
+            *k = *c;
+            k->plan = nplans > 1 ? c->plans.at[i] : c->plan;
+            k->cluster.nodes.v = nodes;
+            *one = *p;
+            one->config = k;
+            if (nodes == most)
+                tune_check(one);
+            if (diag_errors())
+                return NULL;
+            Tune *t = tune_search(one, ask);
+            if (all)
+                merge(all, t);
+            else
+                all = t;
+        }
+    return all;
 }

@@ -57,8 +57,12 @@ Plan *tune_open(const Config *c);
 /* needs: tune_open; its config has the cluster and the pins.
  * NULL: errors were reported. */
 Tune *tune_search(Plan *p, const TuneAsk *ask);
+int64_t tune_devices_of(const Point *p);
 /* The number of devices the plan may use: all of the cluster, or this machine's cores. */
 int64_t tune_devices(const Config *c);
+/* tune_open, tune_check and tune_search for each plan section that was chosen, and for the
+ * objective cost for each number of nodes that divides the cluster's: the best of all. */
+Tune *tune_all(const Config *c, const TuneAsk *ask);
 /* Is a better than b for the objective? Ties: fewer devices in the pipeline, and so on, so that
  * the order never hangs on the order of the search. */
 int tune_order(Objective o, const Candidate *a, const Candidate *b);

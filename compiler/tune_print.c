@@ -14,6 +14,8 @@ Plan *tune_resolve(const Tune *t, const Point *a)
     *s = *t->plan;
     *c = *t->plan->config;
     tune_pin(&c->plan, a);
+    if (c->has_cluster)                     // a part of it may be cheaper
+        c->cluster.nodes.v = (double)tune_devices_of(a) / c->cluster.per_node.v;
     s->config = c;
     mesh_choose(s);
     Pipeline *q = diag_errors() ? NULL : pipeline_plan(s, t->ask.turns_only, false, false);
@@ -55,6 +57,14 @@ static const char *counted(int64_t n, const char *noun)
     return str_fmt("%s %s%s", count_text(n), noun, n == 1 ? "" : "s");
 }
 
+/* In the currency of the device's price, which is for an hour. */
+static double cost_of(const Tune *t, const Candidate *c)
+{
+    const Config *k = t->plan->config;
+    return c->is.step_s / 3600 * (double)tune_devices_of(&c->at) *
+           k->devices.at[k->cluster.device].price.v;
+}
+
 static const char *room_text(const Candidate *c)
 {
     return str_fmt("%s of %s", str_bytes(c->is.memory.peak), str_bytes(c->is.room_bytes));
@@ -74,12 +84,6 @@ static void print_searched(const Tune *t, FILE *f)
     for (int i = 0; i < pins.n; i++)
         fprintf(f, "  %-9s %s = %s%s\n", i ? "" : "pinned", pins.at[i].key, pins.at[i].value,
                 pins.at[i].loc.end ? str_fmt(" (%s)", source_where(pins.at[i].loc)) : "");
-}
-
-static const char *percent_slower(double a, double b)
-{
-    double d = 100 * (b / a - 1);
-    return d < 0.05 ? "as fast" : str_fmt("%.*f %% slower", d < 10 ? 1 : 0, d);
 }
 
 /* The terms in which b differs most from a, dearest first: "bubble +1.2 s, y +300 ms". */
@@ -105,6 +109,15 @@ static const char *differences(const Estimate *a, const Estimate *b, int most)
     return t.n ? str_of(t.at, t.n) : "";
 }
 
+const char *tune_slower(const Estimate *a, const Estimate *b)
+{
+    double d = 100 * (b->step_s / a->step_s - 1);
+    const char *terms = differences(a, b, 4);
+    const char *how = fabs(d) < 0.05 ? "as fast"
+        : str_fmt("%.*f %% %s", fabs(d) < 10 ? 1 : 0, fabs(d), d < 0 ? "faster" : "slower");
+    return *terms ? str_fmt("%s: %s", how, terms) : how;
+}
+
 static void print_winner(const TunePage *page, FILE *f)
 {
     const TuneRow *w = &page->at[0];
@@ -114,12 +127,15 @@ static void print_winner(const TunePage *page, FILE *f)
             str_seconds(e->step_s), str_seconds(w->simulated_s), e->tokens_per_s, 100 * e->mfu,
             100 * e->hfu);
     fprintf(f, "            %s on stage %d\n", room_text(w->is), e->worst);
+    if (page->t->ask.objective == TUNE_COST)
+        fprintf(f, "            %.3g a step, %.4g for 10^9 tokens, on %s\n",
+                cost_of(page->t, w->is), cost_of(page->t, w->is) / (e->tokens_per_s * e->step_s) *
+                1e9, plural(tune_devices_of(&w->is->at), "device"));
     if (page->n < 2)
         return;
     const TuneRow *r = &page->at[1];
     fprintf(f, "  next      %s\n", tune_line(&r->is->at));
-    fprintf(f, "            %s: %s\n", percent_slower(e->step_s, r->is->is.step_s),
-            differences(e, &r->is->is, 4));
+    fprintf(f, "            %s\n", tune_slower(e, &r->is->is));
 }
 
 static const char *slices_text(const Point *p)
@@ -137,16 +153,20 @@ static const char *recompute_text(const Point *p)
 
 static void print_top(const TunePage *page, FILE *f)
 {
-    static const char *const head[] = { "", "data", "pipeline", "chunks", "cube", "microbatch",
+    static const char *const head[] = { "", "devices", "a step costs", "data", "pipeline", "chunks", "cube", "microbatch",
         "slices", "schedule", "recompute", "zero", "step", "simulated", "mfu", "memory" };
     enum { COLUMNS = sizeof head / sizeof *head };
-    Table t = { .align = "rrrrlrrllrrrrr" };
+    Table t = { .align = "rrrrrrlrrllrrrrr" };
+    const Tune *u = page->t;
+    bool costs = u->ask.objective == TUNE_COST;
     for (int i = 0; i < COLUMNS; i++)
         table_cell(&t, "%s", head[i]);
     for (int i = 0; i < page->n; i++) {
         const Candidate *c = page->at[i].is;
         const Point *p = &c->at;
         table_cell(&t, "%d", i + 1);
+        table_cell(&t, "%s", costs ? count_text(tune_devices_of(p)) : "-");
+        table_cell(&t, "%s", costs ? str_fmt("%.3g", cost_of(u, c)) : "-");
         table_cell(&t, "%d", p->data);
         table_cell(&t, "%d", p->stages);
         table_cell(&t, "%d", p->chunks);
@@ -166,12 +186,13 @@ static void print_top(const TunePage *page, FILE *f)
     table_print(&t, f);
 }
 
-static void print_terms(const Candidate *a, const Candidate *b, FILE *f)
+void tune_print_terms(const Candidate *a, const Candidate *b, const char *left, const char *right,
+                      FILE *f)
 {
     Table t = { .align = "lrrrr" };
     table_cell(&t, "term");
-    table_cell(&t, "best");
-    table_cell(&t, "next");
+    table_cell(&t, "%s", left);
+    table_cell(&t, "%s", right);
     table_cell(&t, "difference");
     table_cell(&t, "of the step");
     for (int i = 0; i < PARTS; i++) {
@@ -193,7 +214,7 @@ static void print_terms(const Candidate *a, const Candidate *b, FILE *f)
     table_print(&t, f);
 }
 
-static void print_rejected(const Tune *t, FILE *f)
+void tune_print_rejected(const Tune *t, FILE *f)
 {
     int64_t all = 0;
     for (int i = 0; i < REJECTS; i++)
@@ -236,12 +257,15 @@ static void print_front(const Tune *t, FILE *f)
     table_print(&out, f);
 }
 
-void tune_print_block(const Plan *p, bool hashes, FILE *f)
+void tune_print_block(const Tune *t, const Plan *p, FILE *f)
 {
     PlanKeys keys = print_plan_keys(p);
+    const Config *c = p->config;
+    if (c->cluster.nodes.v != t->plan->config->cluster.nodes.v)
+        fprintf(f, "# on a part of %s: --set cluster.nodes=%.0f\n", c->cluster.name,
+                c->cluster.nodes.v);
     fprintf(f, "plan {\n");
-    if (hashes)
-        fprintf(f, "    %s\n", plan_hash_line(p));
+    fprintf(f, "    %s\n", plan_hash_line(p));
     for (int i = 0; i < keys.n; i++)
         fprintf(f, "    %-12s = %s\n", keys.at[i].key, keys.at[i].value);
     fprintf(f, "}\n");
@@ -263,13 +287,13 @@ void tune_print(const TunePage *page, FILE *f)
         print_top(page, f);
     if (page->n > 1) {
         print_heading(f, "why the next one loses");
-        print_terms(page->at[0].is, page->at[1].is, f);
+        tune_print_terms(page->at[0].is, page->at[1].is, "best", "next", f);
     }
     print_front(t, f);
-    print_rejected(t, f);
+    tune_print_rejected(t, f);
     if (page->n) {
         fprintf(f, "\n");
-        tune_print_block(page->at[0].plan, true, f);
+        tune_print_block(t, page->at[0].plan, f);
     }
 }
 
@@ -319,24 +343,4 @@ void tune_print_json(const TunePage *page, FILE *f)
     json_real(j, "seconds", t->seconds);
     json_end(j, '}');
     fputc('\n', f);
-}
-
-/* ---- nothing fits ---------------------------------------------------------------------- */
-
-void tune_report_none(const Tune *t)
-{
-    const Plan *p = t->plan;
-    Loc at = p->config->plan.loc.end ? p->config->plan.loc : p->config->cluster.loc;
-    if (!t->has_near) {
-        int most = 0;
-        for (int i = 1; i < REJECTS; i++)
-            most = t->rejected[i] > t->rejected[most] ? i : most;
-        diag_error(at, reject_word[most], "no layout of %s is possible: most fail because %s",
-                   plural(t->devices, "device"), reject_text[most]);
-        return;
-    }
-    diag_error(at, "memory-fits", "nothing fits: the nearest layout, %s, lacks %s of %s on stage "
-               "%d", tune_line(&t->near.at),
-               str_bytes(t->near.is.memory.peak - t->near.is.room_bytes),
-               str_bytes(t->near.is.room_bytes), t->near.is.worst);
 }

@@ -17,9 +17,17 @@ TunePage tune_page(const Tune *t);
 Plan *tune_resolve(const Tune *t, const Point *a);
 void tune_print(const TunePage *page, FILE *f);
 void tune_print_json(const TunePage *page, FILE *f);
-/* The plan section of a resolved plan; with hashes: what it hangs on, in a comment. */
-void tune_print_block(const Plan *p, bool hashes, FILE *f);
-/* Nothing fits, or nothing is legal: an error that says what the nearest layout lacks. */
+/* The plan section of a resolved plan; what it hangs on stands in a comment (hash.c). */
+void tune_print_block(const Tune *t, const Plan *p, FILE *f);
+/* "3.1 % slower: bubble +1.2 s, y +300 ms", of b against a. */
+const char *tune_slower(const Estimate *a, const Estimate *b);
+/* Both term by term. */
+void tune_print_terms(const Candidate *a, const Candidate *b, const char *left, const char *right,
+                      FILE *f);
+void tune_print_rejected(const Tune *t, FILE *f);
+/* ---- tune_why.c ---- */
+/* Nothing fits, or nothing is legal: an error that says what the nearest layout lacks, and how
+ * many devices are enough. */
 void tune_report_none(const Tune *t);
 
 #endif

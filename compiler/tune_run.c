@@ -51,6 +51,18 @@ static double budget_of(const char *text)
     return s;
 }
 
+static void check_price(const Config *c)
+{
+    const Device *d = c->has_cluster && c->cluster.device >= 0
+                    ? &c->devices.at[c->cluster.device] : NULL;
+    if (d == NULL)
+        die(EXIT_USAGE, "--objective cost needs a cluster whose device has a price");
+    if (d->price.v > 0)
+        return;
+    diag_error(d->loc, "price", "device %s has no price, and --objective cost needs one", d->name);
+    diag_hint("write price = 2.5, for example: of one device and hour, in any currency");
+}
+
 static TuneAsk ask_of(const Options *o)
 {
     TuneAsk ask = { .top = o->top > 0 ? o->top : 5, .budget_s = budget_of(o->budget),
@@ -59,12 +71,12 @@ static TuneAsk ask_of(const Options *o)
     return ask;
 }
 
-static void write_block(const Plan *p, const char *path)
+static void write_block(const Tune *t, const Plan *p, const char *path)
 {
     FILE *f = fopen(path, "w");
     if (f == NULL)
         die(EXIT_WORLD, "could not write %s: %s", path, strerror(errno));
-    tune_print_block(p, true, f);
+    tune_print_block(t, p, f);
     if (ferror(f) | fclose(f))
         die(EXIT_WORLD, "could not write %s: %s", path, strerror(errno));
 }
@@ -72,20 +84,20 @@ static void write_block(const Plan *p, const char *path)
 int command_tune(Compile *c)
 {
     TuneAsk ask = ask_of(c->o);
-    Plan *p = tune_open(c->config);
-    if (p == NULL)
+    if (c->o->why_not)
+        return tune_why_not(c);
+    if (ask.objective == TUNE_COST)
+        check_price(c->config);
+    Tune *t = diag_errors() ? NULL : tune_all(c->config, &ask);
+    if (t == NULL)
         return EXIT_INPUT;
-    tune_check(p);
-    if (diag_errors())
-        return EXIT_INPUT;
-    Tune *t = tune_search(p, &ask);
     TunePage page = tune_page(t);
     if (c->o->json)
         tune_print_json(&page, stdout);
     else
         tune_print(&page, stdout);
     if (c->o->write && t->best.n)
-        write_block(page.at[0].plan, c->o->write);
+        write_block(t, page.at[0].plan, c->o->write);
     if (t->best.n == 0)
         tune_report_none(t);
     return t->best.n ? EXIT_FINE : EXIT_INPUT;

@@ -1,0 +1,248 @@
+/*
+ * tune_why.c - answers about a search: why a layout that someone has in mind does not win, why
+ * the next best one loses, and what is missing where nothing fits.
+ */
+#include "options.h"
+#include "tune_print.h"
+
+/* "cube=[2,2,2], pipeline=8": cut at commas outside of brackets, each a key of the plan. */
+static void settings_of(const char *text, Inputs *in)
+{
+    VEC(const char *) sets = { 0 };
+    for (int i = 0; i < in->nsets; i++)
+        vec_add(&sets, in->sets[i]);
+    for (const char *s = text; *s;) {
+        int depth = 0;
+        size_t n = 0;
+        while (s[n] && (depth > 0 || s[n] != ',')) {
+            depth += (s[n] == '[' || s[n] == '(') - (s[n] == ']' || s[n] == ')');
+            n++;
+        }
+        size_t skip = strspn(s, " "), end = n;
+        while (end > skip && s[end - 1] == ' ')
+            end--;
+        if (end > skip) {
+            const char *one = str_of(s + skip, end - skip);
+            bool whole = strncmp(one, "plan.", 5) == 0;
+            const char *set = whole ? one : str_fmt("plan.%s", one);
+            vec_add(&sets, set);
+        }
+        s += n + (s[n] == ',');
+    }
+    in->sets = sets.at;
+    in->nsets = sets.n;
+}
+
+/* ---- two layouts, term by term ----------------------------------------------------------- */
+
+static const char *signed_bytes(double d)
+{
+    return str_fmt("%s%s", d < 0 ? "-" : "+", str_bytes(fabs(d)));
+}
+
+static void memory_row(Table *t, const char *what, double a, double b)
+{
+    if (a == 0 && b == 0)
+        return;
+    table_cell(t, "%s", what);
+    table_cell(t, "%s", str_bytes(a));
+    table_cell(t, "%s", str_bytes(b));
+    table_cell(t, "%s", signed_bytes(b - a));
+}
+
+static void print_memories(const Candidate *a, const Candidate *b, const char *left,
+                           const char *right, FILE *f)
+{
+    const StageMemory *x = &a->is.memory, *y = &b->is.memory;
+    Table t = { .align = "lrrr" };
+    table_cell(&t, "memory of the fullest stage");
+    table_cell(&t, "%s", left);
+    table_cell(&t, "%s", right);
+    table_cell(&t, "difference");
+    memory_row(&t, "parameters", x->parameters, y->parameters);
+    memory_row(&t, "gradients", x->gradients, y->gradients);
+    memory_row(&t, "optimizer", x->optimizer, y->optimizer);
+    memory_row(&t, "activations", x->activations, y->activations);
+    memory_row(&t, "keys/values", x->keys_values, y->keys_values);
+    memory_row(&t, "logits", x->logits, y->logits);
+    memory_row(&t, "workspace", x->workspace, y->workspace);
+    memory_row(&t, "peak", x->peak, y->peak);
+    fprintf(f, "\n");
+    table_print(&t, f);
+}
+
+static void print_pair(const Candidate *a, const Candidate *b, const char *left,
+                       const char *right, FILE *f)
+{
+    fprintf(f, "\n");
+    tune_print_terms(a, b, left, right, f);
+    print_memories(a, b, left, right, f);
+}
+
+/* ---- why not ------------------------------------------------------------------------------- */
+
+static Tune *search_one(const Config *c)
+{
+    TuneAsk ask = { .top = 1, .no_front = true };
+    return tune_all(c, &ask);
+}
+
+static void print_verdict(const Tune *here, const Tune *open, FILE *f)
+{
+    const Candidate *a = &open->best.at[0], *b = &here->best.at[0];
+    fprintf(f, "  it fits   %s\n            %s a step, %s of %s\n", tune_line(&b->at),
+            str_seconds(b->is.step_s), str_bytes(b->is.memory.peak), str_bytes(b->is.room_bytes));
+    if (tune_order(TUNE_TIME, a, b) == 0) {
+        fprintf(f, "  answer    nothing speaks against it: it is the best\n");
+        return;
+    }
+    fprintf(f, "  the best  %s\n            %s a step\n", tune_line(&a->at),
+            str_seconds(a->is.step_s));
+    fprintf(f, "  answer    %s\n", tune_slower(&a->is, &b->is));
+    print_pair(a, b, "best", "asked for", f);
+}
+
+static void print_refusal(const Tune *here, const Tune *open, FILE *f)
+{
+    if (here->has_near) {
+        const Candidate *n = &here->near;
+        fprintf(f, "  answer    it does not fit: the nearest, %s,\n            lacks %s of %s on "
+                "stage %d\n", tune_line(&n->at),
+                str_bytes(n->is.memory.peak - n->is.room_bytes), str_bytes(n->is.room_bytes),
+                n->is.worst);
+    } else
+        fprintf(f, "  answer    it cannot be laid out\n");
+    tune_print_rejected(here, f);
+    if (open->best.n) {
+        fprintf(f, "\n  the best  %s\n            %s a step\n", tune_line(&open->best.at[0].at),
+                str_seconds(open->best.at[0].is.step_s));
+        if (here->has_near)
+            print_memories(&open->best.at[0], &here->near, "best", "nearest", f);
+    }
+}
+
+int tune_why_not(Compile *c)
+{
+    Inputs in = c->o->in;
+    settings_of(c->o->why_not, &in);
+    if (in.nsets == c->o->in.nsets)
+        die(EXIT_USAGE, "--why-not takes entries of the plan, such as 'cube=[2,2,2], pipeline=8'");
+    const Config *asked = config_of(c->o, &in);
+    Tune *here = asked ? search_one(asked) : NULL;
+    Tune *open = here ? search_one(c->config) : NULL;
+    if (open == NULL)
+        return EXIT_INPUT;
+    printf("why not %s?\n", c->o->why_not);
+    if (here->best.n && open->best.n)
+        print_verdict(here, open, stdout);
+    else
+        print_refusal(here, open, stdout);
+    return EXIT_FINE;
+}
+
+/* ---- plan --explain tune ---------------------------------------------------------------- */
+
+/* The plan section's best against its runner-up; where it leaves no choice, against the best
+ * that there is. */
+int tune_explain(Compile *c)
+{
+    TuneAsk ask = { .top = 2, .no_front = true };
+    Tune *t = tune_all(c->config, &ask);
+    if (t == NULL)
+        return EXIT_INPUT;
+    if (t->best.n == 0) {
+        tune_report_none(t);
+        return EXIT_INPUT;
+    }
+    const Candidate *a = &t->best.at[0], *b = &t->best.at[1];
+    const char *left = "best", *right = "next";
+    if (t->best.n == 1) {
+        Config *open = NEW(Config);
+        *open = *c->config;
+        open->plan = (PlanSpec){ .loc = open->plan.loc };
+        open->plans.n = 0;
+        Tune *all = search_one(open);
+        if (all == NULL)
+            return EXIT_INPUT;
+        b = a;
+        a = &all->best.at[0];
+        right = "this plan";
+    }
+    printf("%-9s %s\n%-9s %s\n", left, tune_line(&a->at), right, tune_line(&b->at));
+    if (tune_order(TUNE_TIME, a, b) == 0) {
+        printf("          nothing is better\n");
+        return EXIT_FINE;
+    }
+    printf("          %s\n", tune_slower(&a->is, &b->is));
+    print_pair(a, b, left, right, stdout);
+    return EXIT_FINE;
+}
+
+/* ---- nothing fits ---------------------------------------------------------------------- */
+
+/* How many nodes of the cluster's kind are enough; NULL where 256 times as many are not. Before
+ * any error is reported. */
+static const Tune *find_enough(const Config *c)
+{
+    for (int more = 2; c->has_cluster && more <= 256; more *= 2) {
+        Config *k = NEW(Config);
+        *k = *c;
+        k->cluster.nodes.v *= more;
+        Plan *p = tune_open(k);
+        TuneAsk ask = { .top = 1, .no_front = true, .budget_s = 5 };
+        Tune *t = p ? tune_search(p, &ask) : NULL;
+        if (t && t->best.n)
+            return t;
+    }
+    return NULL;
+}
+
+static const char *biggest_part(const StageMemory *m, double *bytes)
+{
+    const struct { const char *what; double n; } part[] = {
+        { "parameters", m->parameters }, { "gradients", m->gradients },
+        { "the optimizer's state", m->optimizer }, { "activations", m->activations },
+        { "keys and values", m->keys_values }, { "logits", m->logits },
+        { "workspace", m->workspace } };
+    int most = 0;
+    for (int i = 1; i < 7; i++)
+        most = part[i].n > part[most].n ? i : most;
+    *bytes = part[most].n;
+    return part[most].what;
+}
+
+void tune_report_none(const Tune *t)
+{
+    const Config *c = t->plan->config;
+    bool pins = tune_pins(t->pins).n > 0;
+    Loc at = pins && c->plan.loc.end ? c->plan.loc : c->has_cluster ? c->cluster.loc : c->plan.loc;
+    if (!t->complete) {
+        diag_error(at, "budget", "nothing was found that fits within the budget");
+        diag_hint("without --budget the search ends when nothing can win any more");
+        return;
+    }
+    if (!t->has_near) {
+        int most = 0;
+        for (int i = 1; i < REJECTS; i++)
+            most = t->rejected[i] > t->rejected[most] ? i : most;
+        diag_error(at, reject_word[most], "no layout of %s is possible%s; most are rejected because "
+                   "%s", plural(t->devices, "device"), pins ? " with what is pinned" : "",
+                   reject_text[most]);
+        return;
+    }
+    const Candidate *n = &t->near;
+    double bytes;
+    const char *what = biggest_part(&n->is.memory, &bytes);
+    const Tune *enough = find_enough(c);
+    diag_error(at, "memory-fits", "no layout of %s fits: the nearest, %s, lacks %s of %s on stage "
+               "%d, most of it %s, %s", plural(t->devices, "device"), tune_line(&n->at),
+               str_bytes(n->is.memory.peak - n->is.room_bytes), str_bytes(n->is.room_bytes),
+               n->is.worst, what, str_bytes(bytes));
+    if (enough == NULL)
+        return;
+    const Candidate *b = &enough->best.at[0];
+    diag_hint("%s of %s (nodes = %.0f) are enough: %s, %s of %s",
+              plural(enough->devices, "device"), c->cluster.name,
+              enough->plan->config->cluster.nodes.v, tune_line(&b->at),
+              str_bytes(b->is.memory.peak), str_bytes(b->is.room_bytes));
+}

@@ -1,0 +1,60 @@
+# Questions and wrong input: why not this layout, what wins against what, nothing fits, pins
+# that contradict each other (both lines are named), clusters that are none.
+. tests/input/_lib.sh
+s="$top/tests/tune/_small.tcube"
+has() { is "$1" "$(grep -c -- "$1" page)" -ge 1; }
+asks() { works "$@"; cp out page; }
+
+asks "$t" tune $s --why-not 'cube=[8,1,1], data=1'
+has 'answer .* % slower: .*x +'
+has '^  it fits   data 1, pipeline 1, cube \[8, 1, 1\]'
+asks "$t" tune $s --why-not 'cube=[1,8,1]'
+has 'answer    it cannot be laid out'
+has 'heads-divide  *4 '
+asks "$t" tune $s --why-not 'zero=0, data=8, recompute=none' --set 'device.chip.memory=8 MB'
+has 'answer    it does not fit: the nearest, data 8'
+best=$("$t" tune $s | sed -n 's/^  best      data \([0-9]*\), pipeline \([0-9]*\),.*cube \(\[[^]]*\]\).*/data=\1, pipeline=\2, cube=\3/p')
+asks "$t" tune $s --why-not "$best"
+has 'nothing speaks against it'
+fails 2 '1, y = 3, z = 1 do not divide 8 devices|[devices-match]' "$t" tune $s --why-not 'cube=[1,3,1]'
+fails 2 'takes entries of the plan' "$t" tune $s --why-not ' , '
+fails 2 'unknown-key' "$t" tune $s --why-not 'stages=2'
+
+asks "$t" plan $s --explain tune
+has '^best '
+has '^next '
+has '  step .*%$'
+asks "$t" plan $s --explain tune --set plan.data=8 --set plan.cube=[1,1,1] --set plan.microbatch=1
+has '^this plan data 8'
+
+asks "$t" tune $s --objective memory --top 3
+is "the smallest first" "$(grep '^  1  ' page | grep -c MB)" = 1
+asks "$t" tune $s --objective cost --set device.chip.price=2
+has 'on a part of pair: --set cluster.nodes=1'
+fails 1 'has no price|[price]' "$t" tune $s --objective cost
+
+# nothing fits; a larger cluster would do
+fails 1 'no layout of 8 devices fits|lacks|[memory-fits]' "$t" tune $s --set 'device.chip.memory=2 MB'
+fails 1 'lacks|devices of pair (nodes = |are enough' "$t" tune $s --set train.batch=512 \
+    --set 'device.chip.memory=5 MB'
+works "$t" tune $s --budget 20
+
+# pins against each other, the model and the cluster: both lines are named
+pins() { sed '$a plan {' "$s" > p.tcube; printf '%s\n' "$@" '}' >> p.tcube; }
+pins 'data = 3' 'pipeline = 3'
+fails 1 'data = 3, pipeline = 3 do not divide 8 devices|[devices-match]|p.tcube:43|data = 3 stands here' "$t" tune p.tcube
+pins 'data = 8' 'microbatch = 2'
+fails 1 'a batch of 8 does not split into 8 replicas of microbatches of 2|[batch-divides]|data = 8 stands here|batch = 8 stands here' "$t" tune p.tcube
+pins 'zero = 2' 'data = 1'
+fails 1 'zero = 2 needs more than one replica|1 stands here|[no-effect]' "$t" tune p.tcube
+pins 'chunks = 2' 'pipeline = 1'
+fails 1 'chunks = 2 needs more than one stage|[no-effect]' "$t" tune p.tcube
+pins 'pipeline = 4' 'chunks = 2'
+fails 1 '[layers-cover]|pipeline * chunks can be at most 4' "$t" tune p.tcube
+pins 'slices = [32, 16]'
+fails 1 'the slices add up to 48|[slices-sum]|sequence = 64 stands here' "$t" tune p.tcube
+pins 'partition = 1d' 'cube = [2, 2, 1]'
+fails 1 'partition = 1d is the grid [1, p, 1]|the cube stands here' "$t" tune p.tcube
+pins 'cube = [1, 2, 1]' 'data = 2'
+works "$t" tune p.tcube
+summary
