@@ -20,7 +20,7 @@ fails 2 '--steps takes a number up to 1099511627776'    "$t" run "$M" --steps 99
 fails 2 '--threads takes a number up to 4096'           "$t" run "$M" --threads 5000000000
 fails 2 'unknown pass `grahp`; did you mean `graph`?'   "$t" check "$M" -d grahp
 fails 2 'unknown pass `graph,mesh`'                     "$t" check "$M" --stop graph,mesh
-fails 2 '--explain knows slice, schedule and partition, not `slices`' \
+fails 2 '--explain knows slice, schedule, partition and tune, not `slices`' \
     "$t" plan "$M" --explain slices
 fails 2 'build needs --target cpu'                      "$t" build "$M" -o x
 fails 2 'build needs --target cpu or --target cuda'     "$t" build "$M" -o x --target gpu
