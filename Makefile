@@ -76,7 +76,8 @@ LLVM     := $(llvm:%.c=$(B)/%.o)
 
 # ---- build -------------------------------------------------------------------
 
-.PHONY: all found deps demo unit check check-all check-cuda cuda-report bench golden style clean
+.PHONY: all found deps demo unit check check-all check-cuda cuda-report predict bench golden
+.PHONY: style clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -132,7 +133,7 @@ $(B)/prelude.c: grammar/prelude.tcube $(B)/flags
 
 # Everything is made again when the flags change (LLVM was installed, say).
 $(B)/flags: FORCE
-	@mkdir -p $(B)/compiler $(B)/runtime $(B)/unit $(B)/templates/c
+	@mkdir -p $(B)/compiler $(B)/runtime $(B)/unit $(B)/predict $(B)/templates/c
 	@echo '$(CC) $(CFLAGS) $(LLVM_CONFIG)' | cmp -s - $@ || \
 	  echo '$(CC) $(CFLAGS) $(LLVM_CONFIG)' > $@
 .PHONY: FORCE
@@ -179,6 +180,22 @@ golden: all
 bench: all
 	@tests/bench/bench.sh
 
+# The model over published rows (tests/predict/README.md); the rows are not in this tree.
+PUBLISHED ?= ../shared/published
+predict_c := $(wildcard tests/predict/*.c)
+
+$(B)/predict/%.o: tests/predict/%.c $(B)/flags
+	@$(SHOW) cc $<
+	$(Q)$(CC) $(CFLAGS) -O2 -MMD -MP -c -o $@ $<
+
+$(B)/predict/predict: $(predict_c:tests/%.c=$(B)/%.o) $(B)/unit/main.o $(OBJECTS)
+	@$(SHOW) link $@
+	$(Q)$(CC) $(SFLAG) -rdynamic -o $@ $(filter-out $(B)/compiler/main.o,$^) $(LIBS)
+
+predict: $(B)/predict/predict
+	@if [ -d $(PUBLISHED) ]; then $< $(PUBLISHED); \
+	else echo "predict: skipped: no folder $(PUBLISHED) with published rows"; fi
+
 check-cuda: all
 	@ALL=1 tests/run.sh cuda cudasim
 
@@ -224,4 +241,5 @@ style:
 clean:
 	$(Q)rm -rf build
 
--include $(OBJECTS:.o=.d) $(LLVM:.o=.d) $(B)/templates/c/program_main.d $(wildcard $(B)/unit/*.d)
+-include $(OBJECTS:.o=.d) $(LLVM:.o=.d) $(B)/templates/c/program_main.d
+-include $(wildcard $(B)/unit/*.d $(B)/predict/*.d)

@@ -4,11 +4,18 @@
  * The unit is a second of wall time on one rank. Parameters are the device and
  * cluster sections; without them this machine is assumed (see assumed_machine).
  *
- *   product    max(2mnk / (matrix * e(m,n,k)), bytes / memory),
- *              e = TOP * k/(k + DEEP) * mn/(mn + tile)
- *   attention  FLOP of the (query, key) pairs / (matrix * ATTENTION), at least the bytes
- *   rows       bytes that enter or leave a run of row operators / (memory * STREAM)
- *   ring       steps * alpha + bytes received / rate of the group
+ *   product    max(blocks, bytes / (memory * stream)); on a device of `units` processors
+ *              that each make `tile` x `tile` results at a time
+ *                w = ceil(m/tile) ceil(n/tile) / units           waves of blocks
+ *                blocks = ((1-wave) w + wave ceil(w) + tail) * a wave's FLOP
+ *                         * (k + deep)/k / (matrix * top)
+ *              on any other 2mnk / (matrix * top * k/(k + deep) * mn/(mn + tile))
+ *   attention  FLOP of the (query, key) pairs / (matrix * flash), at least the bytes
+ *   rows       bytes that enter or leave a run of row operators / (memory * stream)
+ *   ring       call + steps * alpha + bytes received / rate of the group
+ *   transfer   call + alpha + bytes / rate
+ *
+ * The shares (top, stream, flash, ..) are fitted by kind of device: `reached` below.
  *
  * On a profiled machine products come from the measured grid, bytes from the measured
  * streams, attention from the measured turn where heads are of the same size, rings from
@@ -16,31 +23,43 @@
  * simulation shares them out (simulate.c).
  *
  * Rings: all-gather and reduce-scatter take p-1 steps and (p-1)/p of the whole; an
- * all-reduce is both. Groups inside a node have its link; one that crosses nodes has its
- * node's ports, shared with the groups of the node's other devices.
+ * all-reduce is both. Groups inside a node have its link, of which small groups use less where
+ * devices are wired in pairs; one that crosses nodes has its node's ports, shared with the
+ * groups of the node's other devices, and steps of both kinds. An all-reduce across nodes is a
+ * tree where that has less to wait for: 2 ceil(log2 nodes) steps between nodes, and the bytes
+ * of a ring (NCCL's double tree: Jeaugey, 2019).
  *
  * Known lies: every rank is as fast as the next; congestion between groups of different
- * axes is left out; a ring is always a ring (no trees, no hierarchy); a partial sum is
- * reduced at the size of a stored number.
+ * axes is left out; a partial sum is reduced at the size of a stored number.
  */
 #include "price.h"
 
-/* TUNING: best share of the matrix rate that products reach, and the depth k at which half
- * of it is lost. Aceso's V100 products (calib_v100_ops_aceso.csv, tensor parallel 1): 80 to
- * 87 of 125 TFLOP/s forward at k = 5120, 97 to 105 in the backward pass; 76 at k = 1024;
- * 60 at k = 512. */
-static const double TOP = 0.76, DEEP = 100;
-/* TUNING: results at which a product reaches half its speed, as a share of the matrix
- * rate: one wave of tiles over all units. 125 TFLOP/s: 5e5, 30 tiles of 128 x 128. The same
- * file: 2048 x 1024 x 1024 takes 73 us, 59 TFLOP/s. */
+/*
+ * TUNING: shares of the data sheet that are reached, by architecture. tests/predict/README.md
+ * says from which published rows each was fitted, and how well it does on others.
+ */
+static const Reach reached[] = {
+    { .arch = "sm_70", .top = 0.80, .deep = 100, .tail = 0.3, .wave = 0.3, .units = 80,
+      .tile = 128, .stream = 0.8, .flash = 0.35, .flash_back = 0.3, .call = 30e-6,
+      .link = { 0.28, 0.52, 0.88 }, .port = 0.9, .send = 0.85 },
+    { .arch = "sm_80", .top = 0.727, .deep = 45, .tail = 0.11, .wave = 0.49, .units = 108,
+      .tile = 128, .stream = 0.887, .flash = 0.544, .flash_back = 0.25, .call = 45e-6,
+      .link = { 0.66, 0.74, 0.76 }, .port = 0.56, .send = 0.85 },
+    { .arch = "sm_90", .top = 0.75, .deep = 100, .tail = 0.3, .wave = 0.3, .units = 132,
+      .tile = 128, .stream = 0.8, .flash = 0.45, .flash_back = 0.4, .call = 25e-6,
+      .link = { 0.7, 0.75, 0.8 }, .port = 0.8, .send = 0.85 },
+    { .arch = "sm_100", .top = 0.75, .deep = 100, .tail = 0.3, .wave = 0.3, .units = 148,
+      .tile = 128, .stream = 0.8, .flash = 0.45, .flash_back = 0.4, .call = 25e-6,
+      .link = { 0.7, 0.75, 0.8 }, .port = 0.8, .send = 0.85 },
+    /* devices that are no GPU of the table: cores, mostly */
+    { .top = 0.76, .deep = 100, .stream = 0.8, .flash = 0.35, .flash_back = 0.35,
+      .link = { 1, 1, 1 }, .port = 1, .send = 1 },
+};
+/* TUNING: results at which a product of any other device reaches half its speed, as a share
+ * of the matrix rate: one wave of tiles over all units. */
 static const double TILE_SHARE = 1 / 2.5e8;
-/* TUNING: fused attention on matrix units; 0.35 is what FlashAttention-2 reaches on
- * A100 forward and backward together with masks, less its best case of 0.6. */
-static const double ATTENTION = 0.35;
 /* Backward forms the scores again and makes three products of two: 5 to 2. */
 static const double ATTENTION_BACK = 2.5;
-/* TUNING: of the memory's rate that streaming kernels reach (stream benchmarks: 0.8 to 0.9). */
-static const double STREAM = 0.8;
 /* TUNING: to start a kernel, where the device section does not say. */
 static const double LAUNCH_GPU = 5e-6, LAUNCH_CPU = 1e-6;
 
@@ -58,7 +77,8 @@ static Prices assumed_machine(const Plan *p)
                      .memory = 5e9 * workers, .launch = LAUNCH_CPU, .tile = 256, .link = 5e9,
                      .link_alpha = 2e-6, .port = 5e9, .port_alpha = 2e-6, .ports = 1,
                      .per_node = 1 << 20, .nodes = 1, .assumed = true,
-                     .cores = machine_cores(), .workers = workers };
+                     .cores = machine_cores(), .workers = workers,
+                     .reach = *price_reach(NULL) };
 }
 
 /* What was measured takes the place of the data sheet. */
@@ -79,6 +99,14 @@ static void use_profile(Prices *w, const Profile *f, const Plan *p)
         w->link_alpha = alpha;
         w->link = rate;
     }
+}
+
+const Reach *price_reach(const char *arch)
+{
+    const Reach *r = reached;
+    while (r->arch && !(arch && strcmp(r->arch, arch) == 0))
+        r++;
+    return r;
 }
 
 Prices price_list(const Plan *p)
@@ -104,6 +132,7 @@ Prices price_list(const Plan *p)
     w.memory = num_or(d->bandwidth, 1e12);
     w.launch = num_or(d->launch, d->arch.v && strncmp(d->arch.v, "sm_", 3) == 0 ? LAUNCH_GPU
                                                                                 : LAUNCH_CPU);
+    w.reach = *price_reach(d->arch.v);
     w.tile = w.matrix * TILE_SHARE;
     w.nodes = (int)num_or(k->nodes, 1);
     w.per_node = (int)num_or(k->per_node, 1);
@@ -146,17 +175,25 @@ Mesh price_mesh(const Plan *p)
     return price_mesh_of(p, is->data, is->stages, is->x, is->y, is->z);
 }
 
+/* Of a device's links, what a ring of n devices in a node uses: where devices are wired in
+ * pairs, small groups leave links idle. */
+static double link_rate(const Prices *w, int n)
+{
+    return w->link * w->reach.link[n <= 2 ? 0 : n <= 4 ? 1 : 2];
+}
+
 /* Members of the group of rank 0, and how the nodes lie under them. */
 Group price_group(const Prices *w, const Mesh *m, Axes axes)
 {
     static const Axes of[MESH_AXES] = { 0, AX_DATA, AX_X, AX_YK, AX_Z };
-    Group g = { .size = 1, .rate = w->link, .alpha = w->link_alpha };
+    Group g = { .size = 1, .nodes = 1, .alpha = w->link_alpha, .call = w->reach.call };
     int reach = 0, here = 0;            // farthest member; members in the first node
     for (int i = 0; i < MESH_AXES; i++)
         if (axes & of[i]) {
             g.size *= m->size[i];
             reach += (m->size[i] - 1) * m->stride[i];
         }
+    g.rate = link_rate(w, g.size);
     if (reach < w->per_node) {
         double steps = g.size > 1 ? g.size - 1 : 1;
         if (w->profile && g.size > 1) {
@@ -176,13 +213,16 @@ Group price_group(const Prices *w, const Mesh *m, Axes axes)
     if (here < 1)
         here = 1;
     double groups = (double)w->per_node / here;
-    double rate = w->ports * w->port / groups;
+    double rate = w->ports * w->port * w->reach.port / groups, link = link_rate(w, here);
     bool spine = w->spine_nodes && reach >= w->spine_nodes * w->per_node;
-    if (spine && w->spine * w->ports / groups < rate)
-        rate = w->spine * w->ports / groups;
+    if (spine && w->spine * w->ports * w->reach.port / groups < rate)
+        rate = w->spine * w->ports * w->reach.port / groups;
     g.crosses = true;
-    g.rate = rate < w->link ? rate : w->link;
-    g.alpha = spine ? w->spine_alpha : w->port_alpha;
+    g.nodes = g.size / here > 1 ? g.size / here : 2;
+    g.rate = rate < link ? rate : link;
+    double far = spine ? w->spine_alpha : w->port_alpha;
+    g.alpha = w->link_alpha + (far - w->link_alpha) * g.nodes / g.size;
+    g.tree = (here - 1) * w->link_alpha + ceil(log2(g.nodes)) * far;
     return g;
 }
 
@@ -196,13 +236,36 @@ static double measured_product(const Prices *w, ProductForm form, double m, doub
     return profile_product(w->profile, e > 4, form, m, n, k, w->at_work);
 }
 
+/* Seconds of `count` products on a device that makes its results in blocks, as many at a
+ * time as it has units. A wave that is not full costs as much as one; libraries choose
+ * smaller blocks to fill it, so that only a part of that is lost. Grows with m, n and k, and
+ * never less for the whole than for its parts together. */
+static double blocks_s(const Prices *w, double count, double m, double n, double k)
+{
+    const Reach *r = &w->reach;
+    double side = r->tile, waves = count * ceil(m / side) * ceil(n / side) / r->units;
+    double used = (1 - r->wave) * waves + r->wave * ceil(waves) + r->tail;
+    return used * r->units * side * side * 2 * (k + r->deep) / (w->matrix * r->top);
+}
+
+double price_products(const Prices *w, double count, double m, double n, double k, double e)
+{
+    double speed = w->matrix * w->reach.top * k / (k + w->reach.deep) *
+                   (m * n / (m * n + w->tile));
+    double flop_s = w->reach.units ? blocks_s(w, count, m, n, k) : count * 2 * m * n * k / speed;
+    double bytes_s = price_bytes(w, count * e * (m * k + k * n + m * n));
+    return flop_s > bytes_s ? flop_s : bytes_s;
+}
+
 double price_product(const Prices *w, ProductForm form, double m, double n, double k, double e,
-                    double more_bytes)
+                     double more_bytes)
 {
     if (m <= 0 || n <= 0 || k <= 0)
         return 0;
-    double speed = w->matrix * TOP * k / (k + DEEP) * (m * n / (m * n + w->tile));
-    double flop_s = w->profile ? measured_product(w, form, m, n, k, e) : 2 * m * n * k / speed;
+    if (!w->profile)
+        return fmax(price_products(w, 1, m, n, k, e),
+                    price_bytes(w, e * (m * k + k * n + m * n) + more_bytes));
+    double flop_s = measured_product(w, form, m, n, k, e);
     double bytes_s = price_bytes(w, e * (m * k + k * n + m * n) + more_bytes);
     return flop_s > bytes_s ? flop_s : bytes_s;
 }
@@ -210,18 +273,21 @@ double price_product(const Prices *w, ProductForm form, double m, double n, doub
 double price_bytes(const Prices *w, double bytes)
 {
     return w->profile ? profile_stream(w->profile, bytes / w->workers, w->at_work)
-                      : bytes / (w->memory * STREAM);
+                      : bytes / (w->memory * w->reach.stream);
 }
 
 double price_collective(const Prices *w, const Group *g, RingKind kind, double calls,
                         double bytes)
 {
     (void)w;
-    double steps = calls * (g->size - 1) * (kind == RING_ALL ? 2 : 1);
-    double moves = steps * g->alpha + bytes / g->rate;
-    double sums = g->sum_rate > 0 ? steps * g->sum_alpha + bytes / g->sum_rate : moves;
+    double steps = calls * (g->size - 1) * (kind == RING_ALL ? 2 : 1), start = calls * g->call;
+    double wait = steps * g->alpha;
     if (g->size <= 1)
         return 0;
+    if (kind == RING_ALL && g->crosses && calls * 2 * g->tree < wait)
+        wait = calls * 2 * g->tree;
+    double moves = start + wait + bytes / g->rate;
+    double sums = g->sum_rate > 0 ? start + steps * g->sum_alpha + bytes / g->sum_rate : moves;
     return kind == RING_GATHER ? moves : kind == RING_SUM ? sums : (moves + sums) / 2;
 }
 
@@ -269,7 +335,8 @@ double price_attention(const Prices *w, const Mesh *m, const Attention *a, bool 
         flop = b * l * (c + l - l / ways / 2) * a->pair_flop;
     double keys = a->causal && a->window && c + l > (double)a->window ? (double)a->window + l
                                                                       : c + l;
-    double s = flop / (w->matrix * ATTENTION);
+    double share = backward ? w->reach.flash_back : w->reach.flash;
+    double s = flop / (w->matrix * share);
     double bytes_s = price_bytes(w, b * (l * a->query_bytes + keys * a->key_bytes));
     return (s > bytes_s ? s : bytes_s) * (backward ? ATTENTION_BACK : 1);
 }
@@ -282,7 +349,7 @@ double price_transfer(const Prices *w, const Mesh *m, int r, bool forward, doubl
     if (P == 1)
         return 0;
     if (a == b)
-        return w->link_alpha + bytes / w->link;
+        return w->reach.call + w->link_alpha + bytes / link_rate(w, 2);
     int sending = 0;                    // devices of the sender's node that send elsewhere
     for (int rank = a * w->per_node; rank < (a + 1) * w->per_node && rank < m->ranks; rank++) {
         int stage = rank / stride % P, to = forward ? (stage + 1) % P : (stage + P - 1) % P;
@@ -290,6 +357,7 @@ double price_transfer(const Prices *w, const Mesh *m, int r, bool forward, doubl
         if (!ends && (rank + (to - stage) * stride) / w->per_node != a)
             sending++;
     }
-    double rate = w->ports * w->port / (sending > 0 ? sending : 1);
-    return w->port_alpha + bytes / (rate < w->link ? rate : w->link);
+    double most = w->port * w->reach.send;      // one stream uses one port
+    double rate = w->ports * most / (sending > 0 ? sending : 1);
+    return w->reach.call + w->port_alpha + bytes / (rate < most ? rate : most);
 }

@@ -12,12 +12,27 @@
 #include "plan.h"
 #include "profile.h"
 
+/* What share of its data sheet a kind of device reaches: the dozen constants that are fitted
+ * (tests/predict). Pure numbers unless said. */
+typedef struct {
+    const char *arch;               // "sm_80"; NULL: any other
+    double top, deep;               // products: best share of the matrix rate; depth at half of it
+    double tail, wave;              // of a wave lost in each product; weight of whole waves
+    int units, tile;                // multiprocessors; side of the block of results each makes
+    double stream;                  // of the memory's rate, by kernels that move bytes
+    double flash, flash_back;       // of the matrix rate, by fused attention either way
+    double call;                    // seconds of a collective besides its steps
+    double link[3];                 // of a device's links, by groups of 2, of 3 and 4, of more
+    double port, send;              // of a port between nodes, by rings and by transfers
+} Reach;
+
 /* The machine, as priced. Rates per second, of one device unless said. */
 typedef struct {
     double matrix, vector;          // FLOP/s of the plan's precision; of plain arithmetic
     double memory;                  // bytes/s
     double launch;                  // seconds to start a kernel
-    double tile;                    // results of a product at half speed, see price.c
+    double tile;                    // results of a product at half speed, where units is 0
+    Reach reach;
     double link, link_alpha;        // inside a node: bytes/s of one device, seconds
     double port, port_alpha;        // between nodes: bytes/s of one port
     int ports, per_node, nodes;
@@ -39,8 +54,9 @@ typedef struct { int size[MESH_AXES], stride[MESH_AXES], ranks; } Mesh;
 /* Axes that collectives run over, as seen by the network. sum_*: of those that add up,
  * where they were measured (else 0: as the others). */
 typedef struct {
-    int size; bool crosses;
+    int size, nodes; bool crosses;  // nodes: that it has members in
     double rate, alpha, sum_rate, sum_alpha;
+    double call, tree;              // seconds of a call; of a tree's way up, across nodes
 } Group;
 
 /* Attention of a rank, one pass each way. */
@@ -54,6 +70,8 @@ typedef struct {
 } Attention;
 
 Prices price_list(const Plan *p);
+/* Constants of an architecture; the last resort for those not in the table. */
+const Reach *price_reach(const char *arch);
 /* The mesh of a plan; of other sizes with the ranks in the plan's order. */
 Mesh   price_mesh(const Plan *p);
 Mesh   price_mesh_of(const Plan *p, int data, int stages, int x, int y, int z);
@@ -62,6 +80,8 @@ Group  price_group(const Prices *w, const Mesh *m, Axes axes);
 /* A product of [m, k] and [k, n] with numbers of e bytes. */
 double price_product(const Prices *w, ProductForm form, double m, double n, double k, double e,
                      double more_bytes);
+/* `count` of them in one call, as attention with stored scores has; never profiled. */
+double price_products(const Prices *w, double count, double m, double n, double k, double e);
 double price_bytes(const Prices *w, double bytes);      // a kernel that moves them
 /* Calls of one kind, in which a rank receives `bytes` together (as a ring would). */
 double price_collective(const Prices *w, const Group *g, RingKind kind, double calls,

@@ -9,8 +9,9 @@ try check examples/gpt3-175b.tcube examples/clusters/dgx-a100-128.tcube \
     --set 'plan.cube=[1,8,1]' --set plan.pipeline=16 --set plan.recompute=full
 for f in examples/cube/[!lm]*.tcube; do try plan "$f"; done
 for f in examples/clusters/*-*.tcube; do
+    devices=$(sed -n 's/^ *node *= \([0-9]*\).*/\1/p' "$f")
     try check examples/gpt2.tcube "$f" --set cluster.nodes=2 --set plan.data=4 \
-        --set 'plan.cube=[1,4,1]'
+        --set "plan.cube=[1,4,$((devices / 8))]"
 done
 for f in examples/*.tcube; do
     case $f in *175b*) continue ;; esac         # holds on no machine that tests this

@@ -99,18 +99,20 @@ Test(cost, groups_on_nodes)
     Mesh m = price_mesh(p);
     Group y = price_group(&w, &m, AX_YK), data = price_group(&w, &m, AX_DATA);
     cr_assert(y.size == 8 && !y.crosses);
-    cr_assert_float_eq(y.rate, 125e9, 1);
+    const Reach *r = &w.reach;
+    cr_assert_float_eq(y.rate, 125e9 * r->link[2], 1);
     cr_assert(data.size == 2 && data.crosses);
-    cr_assert_float_eq(data.rate, 20e9 / 8 / 8, 1);
+    cr_assert_float_eq(data.rate, 20e9 / 8 / 8 * r->port, 1);
     Cost *c = cost_new(p, false);
     // every stage is a node: its 8 devices share one port
-    cr_assert_float_eq(transfer(c, 3, true, 1e6), 50e-6 + 8e6 / 2.5e9, 1e-9);
+    cr_assert_float_eq(transfer(c, 3, true, 1e6), r->call + 50e-6 + 8e6 / 2.5e9 / r->send, 1e-9);
     const char *const four[] = { "plan.cube=[1,4,1]", "plan.pipeline=24", NULL };
     Cost *d = cost_new(plan_of(four), false);
     // two stages a node: to stage 1 inside it, to stage 2 four devices share the port
-    cr_assert_float_eq(transfer(d, 1, true, 1e6), 4e-6 + 1e6 / 125e9, 1e-9);
-    cr_assert_float_eq(transfer(d, 2, true, 1e6), 50e-6 + 4e6 / 2.5e9, 1e-9);
-    cr_assert_float_eq(transfer(d, 1, false, 1e6), 50e-6 + 4e6 / 2.5e9, 1e-9);
+    cr_assert_float_eq(transfer(d, 1, true, 1e6), r->call + 4e-6 + 1e6 / 125e9 / r->link[0],
+                       1e-9);
+    cr_assert_float_eq(transfer(d, 2, true, 1e6), r->call + 50e-6 + 4e6 / 2.5e9 / r->send, 1e-9);
+    cr_assert_float_eq(transfer(d, 1, false, 1e6), r->call + 50e-6 + 4e6 / 2.5e9 / r->send, 1e-9);
 }
 
 /* Longer slices and longer contexts never cost less; the pieces of one cost more. */

@@ -1,0 +1,61 @@
+/*
+ * frame.h - what other frameworks' programs do in a step, priced by compiler/price.h: the
+ * way from a published row to a time and a peak that can be compared with it.
+ *
+ * The programs differ from ours in what they store, fuse and overlap; a Manner says how.
+ * Products, kernels, collectives and transfers cost the same as in our own plans.
+ */
+#ifndef FRAME_H
+#define FRAME_H
+
+#include "price.h"
+
+typedef struct {
+    double layers, hidden, heads, kv_heads, ffn, seq, vocab;
+    bool gated;                     // a third matrix in the MLP, rope, no biases (Llama)
+    bool tied;                      // the head is the embedding
+} Shape;
+
+typedef enum { AGAIN_NONE, AGAIN_HALF, AGAIN_ATTENTION, AGAIN_FULL } Again;
+
+typedef struct {
+    double gpus, tp, pp, vp, dp, cp;
+    int zero;
+    double micro, batch;            // sequences
+    bool sp;                        // what stands between the products is cut over tp too
+    bool flash;
+    Again again;                    // recompute
+    bool fp8;
+    double slices;                  // token slices; 0: the best uniform number
+    const double *slice; int nslice;    // their lengths, where they are not uniform
+} Way;
+
+typedef struct {
+    const char *name;
+    bool dropout;
+    bool stack;                     // layers alone: no embedding, head and loss
+    bool fused;                     // row operators are compiled into few kernels
+    bool overlap;                   // weights and gradients travel while the device computes
+    bool rails;                     // a stage border's tensor is cut over the ranks of tp
+    bool broadcast;                 // one rank sends the whole tensor to the next stage
+    bool gpipe;
+    double host;                    // seconds to start a kernel; 0: the device never waits
+    double sums;                    // bytes moved per parameter to add up microbatches
+    double grad;                    // bytes of a reduced gradient
+    double logit;                   // bytes moved per logit by the loss, both ways
+    double state;                   // bytes kept per parameter: weights, master, moments
+    double update;                  // bytes the optimizer moves per parameter
+} Manner;
+extern const Manner megatron, megatron_fp16, deepspeed, fsdp, fsdp_fp32, titan, titan_compiled,
+                    alpa, terapipe;
+
+typedef struct {
+    double step_s, forward_s, backward_s;   // the last two: of one layer, one microbatch
+    double static_bytes, activation_bytes, peak_bytes;
+} Frame;
+
+/* w: prices of 16-bit numbers; w8: the same with the matrix rate of 8 bits. */
+Frame frame_of(const Prices *w, const Prices *w8, const Shape *s, const Way *l,
+               const Manner *how);
+
+#endif

@@ -1,0 +1,379 @@
+/*
+ * predict.c - the model of prices over published rows.
+ *
+ *     predict FOLDER                the table of residuals
+ *     predict FOLDER --rows WORD    each row of the sets whose names contain the word
+ *     predict FOLDER --left-out     what cannot be compared, by reason
+ *     predict FOLDER --table        the table as C, for compiler/residuals.c
+ *     predict FOLDER --fit ARCH     constants of an architecture, fitted on rows for that
+ *
+ * Run from the top of the tree: clusters are read from examples/clusters.
+ */
+#include "rows.h"
+
+#include <dirent.h>
+
+/* ---- prices of a machine ------------------------------------------------------------ */
+
+typedef struct { const char *name, *arch; Prices w[2]; double memory; } Machine;
+static VEC(Machine) machines;
+static VEC(Reach) reaches;              // those in use: the compiler's, or being fitted
+
+static Reach *reach_of(const char *arch)
+{
+    for (int i = 0; i < reaches.n; i++)
+        if (strcmp(reaches.at[i].arch, arch) == 0)
+            return &reaches.at[i];
+    vec_add(&reaches, *price_reach(arch));
+    return &reaches.at[reaches.n - 1];
+}
+
+static Machine *machine_of(const char *name)
+{
+    for (int i = 0; i < machines.n; i++)
+        if (machines.at[i].name == name)
+            return &machines.at[i];
+    const char *file = str_fmt("examples/clusters/%s.tcube", name);
+    Inputs in = { .files = &file, .nfiles = 1 };
+    const Config *c = config_read(parse_files(&in), &in);
+    if (diag_errors())
+        exit(EXIT_INPUT);
+    Plan *p = plan_new(c);
+    Machine m = { .name = name };
+    for (int i = 0; i < 2; i++) {
+        p->is.precision = i ? PREC_FP8 : PREC_BF16;
+        m.w[i] = price_list(p);
+    }
+    const Device *d = &c->devices.at[c->cluster.device];
+    m.arch = d->arch.v;
+    m.memory = d->memory.v - d->reserve.v;
+    vec_add(&machines, m);
+    return &machines.at[machines.n - 1];
+}
+
+static void predict(Row *r)
+{
+    Machine *m = machine_of(r->machine);
+    m->w[0].reach = m->w[1].reach = *reach_of(m->arch);
+    Frame f = frame_of(&m->w[0], &m->w[1], &r->shape, &r->layout, r->how);
+    switch (r->seen) {
+    case SEEN_STEP: r->predicted = f.step_s; break;
+    case SEEN_FORWARD: r->predicted = f.forward_s; break;
+    case SEEN_BACKWARD: r->predicted = f.backward_s; break;
+    case SEEN_STATIC: r->predicted = f.static_bytes; break;
+    case SEEN_KEPT: r->predicted = f.activation_bytes; break;
+    case SEEN_PEAK: case SEEN_FULL: r->predicted = f.peak_bytes; break;
+    }
+}
+
+static bool is_time(const Row *r) { return r->seen <= SEEN_BACKWARD; }
+static bool is_memory(const Row *r) { return r->seen >= SEEN_PEAK && r->seen <= SEEN_KEPT; }
+
+/* ---- figures of a set -------------------------------------------------------------- */
+
+typedef struct { double at; int i; } Key;
+static int by_value(const void *a, const void *b)
+{
+    const Key *x = a, *y = b;
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+
+/* Ranks of n values; those closer than 2 % to the first of their run share one. */
+static void ranks(const double *v, int n, double *rank)
+{
+    Key *k = NEWN(Key, n);
+    for (int i = 0; i < n; i++)
+        k[i] = (Key){ v[i], i };
+    qsort(k, (size_t)n, sizeof *k, by_value);
+    for (int i = 0, j; i < n; i = j) {
+        for (j = i + 1; j < n && k[j].at < k[i].at * 1.02; j++)
+            ;
+        for (int l = i; l < j; l++)
+            rank[k[l].i] = (i + j - 1) / 2.0;
+    }
+}
+
+/* Spearman's; 1 where all are ties. */
+static double rank_correlation(const double *a, const double *b, int n)
+{
+    double *x = NEWN(double, n), *y = NEWN(double, n), mean = (n - 1) / 2.0;
+    double xy = 0, xx = 0, yy = 0;
+    ranks(a, n, x);
+    ranks(b, n, y);
+    for (int i = 0; i < n; i++) {
+        xy += (x[i] - mean) * (y[i] - mean);
+        xx += (x[i] - mean) * (x[i] - mean);
+        yy += (y[i] - mean) * (y[i] - mean);
+    }
+    return xx <= 0 || yy <= 0 ? 1 : xy / sqrt(xx * yy);
+}
+
+typedef struct {
+    const char *name;
+    int rows, trained;
+    double error, bias;             // of the rows not trained on; mean absolute, mean
+    double trained_error;
+    int sweeps; double rank, least_rank, regret, most_regret;
+    int memory; double memory_error, memory_bias;
+    int full, false_fits;
+} Set;
+
+static void sweeps_of(const Rows *rows, Set *s)
+{
+    double *seen = NEWN(double, rows->n), *ours = NEWN(double, rows->n);
+    bool *done = NEWN(bool, rows->n);
+    s->least_rank = 1;
+    for (int i = 0; i < rows->n; i++) {
+        int n = 0, best = 0, pick = 0;
+        if (done[i] || rows->at[i].set != s->name)
+            continue;
+        for (int j = i; j < rows->n; j++) {
+            const Row *r = &rows->at[j];
+            if (r->why_not || r->seen != SEEN_STEP || r->sweep != rows->at[i].sweep)
+                continue;
+            done[j] = true;
+            seen[n] = r->measured;
+            ours[n] = r->predicted;
+            best = seen[n] < seen[best] ? n : best;
+            pick = ours[n] < ours[pick] ? n : pick;
+            n++;
+        }
+        if (n < 6)
+            continue;
+        double rank = rank_correlation(seen, ours, n), regret = seen[pick] / seen[best] - 1;
+        s->sweeps++;
+        s->rank += rank;
+        s->regret += regret;
+        s->least_rank = fmin(s->least_rank, rank);
+        s->most_regret = fmax(s->most_regret, regret);
+    }
+    if (s->sweeps > 0) {
+        s->rank /= s->sweeps;
+        s->regret /= s->sweeps;
+    }
+}
+
+static Set set_of(const Rows *rows, const char *name)
+{
+    Set s = { .name = name };
+    for (int i = 0; i < rows->n; i++) {
+        const Row *r = &rows->at[i];
+        if (r->set != name || r->why_not)
+            continue;
+        double off = r->predicted / r->measured - 1;
+        if (r->seen == SEEN_FULL) {
+            s.full++;
+            s.false_fits += r->predicted <= machine_of(r->machine)->memory;
+        } else if (is_memory(r)) {
+            s.memory++;
+            s.memory_error += fabs(off);
+            s.memory_bias += off;
+        } else if (r->trains) {
+            s.trained++;
+            s.trained_error += fabs(off);
+        } else {
+            s.rows++;
+            s.error += fabs(off);
+            s.bias += off;
+        }
+    }
+    s.error /= s.rows ? s.rows : 1;
+    s.bias /= s.rows ? s.rows : 1;
+    s.trained_error /= s.trained ? s.trained : 1;
+    s.memory_error /= s.memory ? s.memory : 1;
+    s.memory_bias /= s.memory ? s.memory : 1;
+    sweeps_of(rows, &s);
+    return s;
+}
+
+typedef VEC(const char *) Words;
+static Words set_names(const Rows *rows)
+{
+    Words names = { 0 };
+    for (int i = 0; i < rows->n; i++) {
+        bool known = false;
+        for (int j = 0; j < names.n; j++)
+            known |= names.at[j] == rows->at[i].set;
+        if (!known && !rows->at[i].why_not)
+            vec_add(&names, rows->at[i].set);
+    }
+    return names;
+}
+
+static void print_table(const Rows *rows)
+{
+    Words names = set_names(rows);
+    printf("%-44s %5s %6s %6s %8s %6s %5s %6s %5s %6s %6s %6s %6s\n", "set", "rows", "error",
+           "bias", "fitted", "sweeps", "rank", "least", "regr.", "most", "memory", "error", "oom");
+    for (int i = 0; i < names.n; i++) {
+        Set s = set_of(rows, names.at[i]);
+        printf("%-44s", s.name);
+        if (s.rows)
+            printf(" %5d %5.1f%% %+5.1f%%", s.rows, 100 * s.error, 100 * s.bias);
+        else
+            printf(" %5s %6s %6s", "-", "-", "-");
+        if (s.trained)
+            printf(" %3d%4.1f%%", s.trained, 100 * s.trained_error);
+        else
+            printf(" %8s", "-");
+        if (s.sweeps)
+            printf(" %6d %5.2f %6.2f %4.1f%% %5.1f%%", s.sweeps, s.rank, s.least_rank,
+                   100 * s.regret, 100 * s.most_regret);
+        else
+            printf(" %6s %5s %6s %5s %6s", "-", "-", "-", "-", "-");
+        if (s.memory)
+            printf(" %6d %5.1f%%", s.memory, 100 * s.memory_error);
+        else
+            printf(" %6s %6s", "-", "-");
+        if (s.full)
+            printf(" %d/%d", s.false_fits, s.full);
+        putchar('\n');
+    }
+}
+
+static void print_rows(const Rows *rows, const char *word)
+{
+    for (int i = 0; i < rows->n; i++) {
+        const Row *r = &rows->at[i];
+        if (r->why_not || !strstr(r->set, word))
+            continue;
+        const Way *l = &r->layout;
+        printf("%s:%d %c L%g h%g s%g  t%g p%g v%g d%g z%d b%g/%g %s a%d  %d  %.5g %.5g %+.1f%%\n",
+               r->set, r->line, r->trains ? 'f' : ' ', r->shape.layers, r->shape.hidden,
+               r->shape.seq, l->tp, l->pp, l->vp, l->dp, l->zero, l->micro, l->batch,
+               r->how->name, l->again, r->seen, r->measured, r->predicted,
+               100 * (r->predicted / r->measured - 1));
+    }
+}
+
+static void print_left_out(const Rows *rows)
+{
+    for (int i = 0; i < rows->n; i++)
+        if (rows->at[i].why_not)
+            printf("%s:%d: %s\n", rows->at[i].file, rows->at[i].line, rows->at[i].why_not);
+}
+
+/* ---- fitting ---------------------------------------------------------------------- */
+
+static const struct { const char *name; size_t at; } constants[] = {
+#define C(n) { #n, offsetof(Reach, n) }
+    C(top), C(deep), C(tail), C(wave), C(stream), C(flash), C(flash_back), C(call),
+    C(port), 
+#undef C
+};
+enum { NCONSTANTS = sizeof constants / sizeof *constants };
+
+/* Mean over sets of the mean |log error| on rows for fitting. */
+static double loss(Rows *rows, const char *arch)
+{
+    Words names = set_names(rows);
+    double sum = 0, sets = 0;
+    for (int k = 0; k < names.n; k++) {
+        double off = 0, n = 0;
+        for (int i = 0; i < rows->n; i++) {
+            Row *r = &rows->at[i];
+            if (r->why_not || r->set != names.at[k] || !r->trains || !is_time(r) ||
+                strcmp(machine_of(r->machine)->arch, arch) != 0)
+                continue;
+            predict(r);
+            off += fabs(log(r->predicted / r->measured));
+            n++;
+        }
+        if (n > 0) {
+            sum += off / n;
+            sets++;
+        }
+    }
+    return sets > 0 ? sum / sets : 0;
+}
+
+static void fit(Rows *rows, const char *arch)
+{
+    Reach *r = reach_of(arch);
+    double best = loss(rows, arch);
+    for (double step = 0.2; step > 0.01; step *= 0.6)
+        for (int turn = 0; turn < 4; turn++)
+            for (int i = 0; i < NCONSTANTS; i++) {
+                double *at = (double *)(void *)((char *)r + constants[i].at), old = *at;
+                for (int way = 0; way < 2; way++) {
+                    *at = old * (way ? 1 / (1 + step) : 1 + step);
+                    double now = loss(rows, arch);
+                    bool share = constants[i].at < offsetof(Reach, deep) ||
+                                 strcmp(constants[i].name, "stream") == 0 ||
+                                 strcmp(constants[i].name, "port") == 0 ||
+                                 strcmp(constants[i].name, "wave") == 0;
+                    if (now < best - 1e-6 && !(share && *at > 0.95)) {
+                        best = now;
+                        break;
+                    }
+                    *at = old;
+                }
+            }
+    fprintf(stderr, "%s: %.4f\n", arch, best);
+    for (int i = 0; i < NCONSTANTS; i++)
+        fprintf(stderr, ".%s = %.3g, ", constants[i].name,
+                *(double *)(void *)((char *)r + constants[i].at));
+    fputc('\n', stderr);
+}
+
+/* ---- all of it ----------------------------------------------------------------------- */
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static void read_folder(Rows *rows, const char *folder)
+{
+    Words files = { 0 };
+    DIR *d = opendir(folder);
+    if (d == NULL)
+        die(EXIT_USAGE, "cannot read %s", folder);
+    for (struct dirent *e; (e = readdir(d));)
+        if (strstr(e->d_name, ".csv"))
+            vec_add(&files, str_fmt("%s/%s", folder, e->d_name));
+    closedir(d);
+    qsort(files.at, (size_t)files.n, sizeof *files.at, by_name);
+    for (int i = 0; i < files.n; i++)
+        rows_read(rows, files.at[i]);
+}
+
+/* A run that says its time in several units counts once. */
+static void drop_repeated(Rows *rows)
+{
+    Map *known = map_new();
+    for (int i = 0; i < rows->n; i++) {
+        Row *r = &rows->at[i];
+        if (r->why_not)
+            continue;
+        const char *key = str_fmt("%d %s %s", r->seen, r->file, r->config);
+        int before = map_get(known, key);
+        if (before >= 0 && rows->at[before].line < r->line &&
+            strncmp(r->file, "vtrain", 6) != 0)
+            r->why_not = str_fmt("the same run as line %d", rows->at[before].line);
+        else
+            map_put(known, key, i);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    Rows rows = { 0 };
+    if (argc < 2)
+        die(EXIT_USAGE, "usage: predict FOLDER [--rows WORD | --left-out | --fit ARCH]");
+    read_folder(&rows, argv[1]);
+    drop_repeated(&rows);
+    const char *what = argc > 2 ? argv[2] : "", *word = argc > 3 ? argv[3] : "";
+    for (int i = 3; i < argc && strcmp(what, "--fit") == 0; i++)
+        fit(&rows, argv[i]);
+    for (int i = 0; i < rows.n; i++)
+        if (!rows.at[i].why_not)
+            predict(&rows.at[i]);
+    if (strcmp(what, "--rows") == 0)
+        print_rows(&rows, word);
+    else if (strcmp(what, "--left-out") == 0)
+        print_left_out(&rows);
+    else
+        print_table(&rows);
+    return 0;
+}

@@ -1,0 +1,340 @@
+/*
+ * rows.c - from the common columns of shared/published to rows.h.
+ *
+ * Nothing here is known of single rows. What a file leaves out is filled in by what its
+ * header or its source says of all of its rows, see `sources`.
+ */
+#include "rows.h"
+
+#include <ctype.h>
+
+enum { COLUMNS = 40 };
+typedef struct { const char *name[COLUMNS], *value[COLUMNS]; int n; } Cells;
+
+/* Splits a line at commas that are not inside quotes; changes it. */
+static int split_line(char *s, const char **out)
+{
+    int n = 0;
+    while (n < COLUMNS) {
+        char *w = s;
+        out[n++] = s;
+        bool quoted = false;
+        for (; *s && (quoted || *s != ','); s++) {
+            if (*s == '"' && quoted && s[1] == '"')
+                *w++ = *++s - 0;
+            else if (*s == '"')
+                quoted = !quoted;
+            else if (*s != '\n' && *s != '\r')
+                *w++ = *s;
+        }
+        bool last = *s == 0;
+        *w = 0;
+        if (last)
+            break;
+        s++;
+    }
+    return n;
+}
+
+static const char *text(const Cells *c, const char *name)
+{
+    for (int i = 0; i < c->n; i++)
+        if (strcmp(c->name[i], name) == 0)
+            return c->value[i] ? c->value[i] : "";
+    return "";
+}
+
+static double number(const Cells *c, const char *name)
+{
+    const char *s = text(c, name);
+    return strtod(s + (*s == '~'), NULL);
+}
+
+static bool has(const char *s, const char *part) { return strcasestr(s, part) != NULL; }
+
+/* What is said of all rows of a file. */
+typedef struct {
+    const char *file;               // its name begins with this
+    const Manner *how;
+    double vocab;                   // where the column is empty
+    Again again;
+    double split;                   // one row in so many is for fitting; 0: none, 1: all
+} Source;
+
+static const Source sources[] = {
+    { "narayanan_sc21", &megatron_fp16, 51200, AGAIN_FULL, 0 },
+    { "korthikanti", &megatron, 51200, AGAIN_FULL, 0 },
+    { "megatron_2020", &megatron_fp16, 51200, AGAIN_FULL, 0 },
+    /* its simulator's settings: use_checkpoint, vocabulary 50257, padded to 51200 */
+    { "vtrain_ground_truth_single", &deepspeed, 51200, AGAIN_FULL, 2 },
+    { "vtrain_ground_truth_multi", &deepspeed, 51200, AGAIN_FULL, 0 },
+    { "llm_foundry", &fsdp, 50368, AGAIN_NONE, 2 },
+    { "torchtitan", &titan, 128256, AGAIN_NONE, 2 },
+    { "alpa", &alpa, 51200, AGAIN_FULL, 0 },
+    { "terapipe", &terapipe, 50257, AGAIN_NONE, 0 },
+    { "megatron_functional", &megatron, 0, AGAIN_NONE, 0 },
+    { "", &megatron, 51200, AGAIN_NONE, 0 },
+};
+
+static const struct { const char *words[2], *file; } machines[] = {
+    { { "p3.16xlarge" }, "p3-16xlarge-64" }, { { "DGX-2" }, "dgx2-64" },
+    { { "p3dn" }, "p3dn-24xlarge-32" }, { { "V100", "32GB" }, "p3dn-24xlarge-32" },
+    { { "A100", "40" }, "dgx-a100-40gb-128" }, { { "A100" }, "dgx-a100-128" },
+    { { "H100" }, "dgx-h100-128" }, { { "H800" }, "dgx-h100-128" },
+    { { "H200" }, "dgx-h200-128" }, { { "B200" }, "dgx-b200-128" },
+};
+
+static const char *machine_of(const char *gpu)
+{
+    for (size_t i = 0; i < sizeof machines / sizeof *machines; i++)
+        if (has(gpu, machines[i].words[0]) &&
+            (!machines[i].words[1] || has(gpu, machines[i].words[1])))
+            return machines[i].file;
+    return NULL;
+}
+
+static Again again_of(const char *s, const char *notes, Again otherwise)
+{
+    if (*s == 0)
+        return otherwise;
+    if (has(s, "full") || has(s, "true") || has(s, "yes"))
+        return AGAIN_FULL;
+    if (has(s, "selective"))
+        return has(notes, "torchtitan") || has(notes, "performance.md") ? AGAIN_HALF
+                                                                         : AGAIN_ATTENTION;
+    return AGAIN_NONE;
+}
+
+/* "[704;688;656]", "[120]x4+[112]x6+[104]x8+[64]", "uniform 8", "16 slices" */
+static void read_slices(const char *notes, Row *r)
+{
+    static double length[64];
+    const char *s = strchr(notes, '['), *u = strcasestr(notes, "uniform ");
+    Way *l = &r->layout;
+    if (has(notes, "without TeraPipe") || has(notes, "batch only")) {
+        l->slices = 1;
+        return;
+    }
+    if (u) {
+        l->slices = strtod(u + 8, NULL);
+        return;
+    }
+    if (strstr(notes, " slices;")) {
+        const char *d = strstr(notes, " slices;");
+        while (d > notes && isdigit((unsigned char)d[-1]))
+            d--;
+        l->slices = strtod(d, NULL);
+        return;
+    }
+    int n = 0;
+    while (s && n < 64) {
+        char *end = (char *)s + 1;
+        int from = n;
+        while (*end && *end != ']' && n < 64) {
+            length[n++] = strtod(end, &end);
+            end += *end == ';' || *end == ' ';
+        }
+        if (end[0] == ']' && end[1] == 'x') {
+            int times = (int)strtol(end + 2, NULL, 10);
+            for (int i = 1; i < times && n < 64; i++)
+                length[n++] = length[from];
+        }
+        s = strchr(end, '[');
+    }
+    if (n > 0) {
+        double *own = NEWN(double, n);
+        memcpy(own, length, sizeof *own * (size_t)n);
+        l->slice = own;
+        l->nslice = n;
+    }
+}
+
+/* TFLOP/s of a device to seconds, by the formula of the source: with full recompute 96 of
+ * B s l h^2 (1 + s/6h + V/16lh), else 72 of (1 + s/6h + V/12lh): Narayanan et al. (SC 2021). */
+static double from_tflops(const Row *r, double tflops)
+{
+    const Shape *s = &r->shape;
+    double again = r->layout.again == AGAIN_FULL, lh = s->layers * s->hidden;
+    double flop = (again ? 96 : 72) * r->layout.batch * s->seq * lh * s->hidden *
+                  (1 + s->seq / (6 * s->hidden) + s->vocab / ((again ? 16 : 12) * lh));
+    return flop / (r->layout.gpus * tflops * 1e12);
+}
+
+/* What was measured, as seconds or bytes; why it cannot be compared. */
+static const char *measured(Row *r, const Cells *c)
+{
+    const char *metric = text(c, "measured_metric"), *unit = text(c, "unit");
+    const char *value = text(c, "measured_value");
+    double v = number(c, "measured_value"), second = has(unit, "ms") ? 1e-3 : 1;
+    const Way *l = &r->layout;
+    r->seen = SEEN_STEP;
+    if (has(value, "OOM") || has(metric, "out of memory") || has(metric, "fits_in_memory")) {
+        r->seen = SEEN_FULL;
+        return NULL;
+    }
+    if (has(metric, "layer_forward"))
+        r->seen = SEEN_FORWARD, r->measured = v * second;
+    else if (has(metric, "layer_backward"))
+        r->seen = SEEN_BACKWARD, r->measured = v * second;
+    else if (has(metric, "memory_params"))
+        r->seen = SEEN_STATIC, r->measured = v * 1073741824;
+    else if (has(metric, "memory_activations"))
+        r->seen = SEEN_KEPT, r->measured = v * 1073741824;
+    else if ((has(metric, "peak") && has(metric, "mem")) || has(metric, "mem-max"))
+        r->seen = SEEN_PEAK,
+        r->measured = v * (has(unit, "GiB") ? 1073741824 : has(unit, "GB") ? 1e9
+                           : has(unit, "MB") ? 1e6 : 1);
+    else if ((has(metric, "iteration") || has(metric, "latency") || has(metric, "step_time")) &&
+             (strcmp(unit, "s") == 0 || strcmp(unit, "ms") == 0))
+        r->measured = v * second;
+    else if (strcmp(unit, "tokens/s") == 0)
+        r->measured = l->batch * r->shape.seq / v;
+    else if (strcmp(unit, "tokens/s/GPU") == 0)
+        r->measured = l->batch * r->shape.seq / (v * l->gpus);
+    else if (has(unit, "samples/s") || has(unit, "sequences/s"))
+        r->measured = l->batch / v;
+    else if (has(unit, "TFLOP/s/GPU"))
+        r->measured = from_tflops(r, v);
+    else
+        return str_fmt("no time and no peak: %s", metric);
+    return v > 0 ? NULL : "no value";
+}
+
+static const char *read_layout(Row *r, const Cells *c, const Source *s)
+{
+    const char *notes = text(c, "notes");
+    Shape *m = &r->shape;
+    Way *l = &r->layout;
+    m->layers = number(c, "layers");
+    m->hidden = number(c, "hidden");
+    m->heads = number(c, "heads");
+    m->kv_heads = number(c, "kv_heads") > 0 ? number(c, "kv_heads") : m->heads;
+    m->ffn = number(c, "ffn") > 0 ? number(c, "ffn") : 4 * m->hidden;
+    m->seq = number(c, "seq");
+    m->vocab = number(c, "vocab") > 0 ? number(c, "vocab") : s->vocab;
+    m->gated = has(r->config, "llama") || has(notes, "swiglu");
+    m->tied = !m->gated && !has(notes, "untie");
+    if (m->gated && number(c, "ffn") <= 0)          // Llama's rule: 8/3 h in multiples of 256
+        m->ffn = ceil(m->hidden * 8 / 3 / 256) * 256;
+    l->gpus = number(c, "gpus");
+    l->tp = number(c, "tp");
+    l->pp = number(c, "pp");
+    l->vp = number(c, "vp") > 1 ? number(c, "vp") : 1;
+    l->cp = number(c, "cp") > 1 ? number(c, "cp") : 1;
+    l->dp = number(c, "dp");
+    if (l->dp <= 0 && l->tp * l->pp > 0)
+        l->dp = l->gpus / (l->tp * l->pp * l->cp);
+    const char *zero = text(c, "zero");
+    l->zero = has(zero, "optimizer") ? 1 : has(zero, "auto") ? 2 : (int)strtol(zero, NULL, 10);
+    l->micro = number(c, "micro_batch");
+    l->batch = number(c, "global_batch");
+    if (l->micro <= 0)                              // one microbatch, or one sequence
+        l->micro = l->pp > 1 || r->how->gpipe ? 1 : l->batch / (l->dp > 0 ? l->dp : 1);
+    if (l->batch <= 0 && l->pp == 1)
+        l->batch = l->micro * l->dp;
+    const char *sp = text(c, "sp");
+    l->sp = has(sp, "yes") || strcmp(sp, "1") == 0 || (m->gated && l->tp > 1);
+    l->flash = has(text(c, "flash_attention"), "yes") || has(text(c, "flash_attention"), "flash");
+    l->again = again_of(text(c, "recompute"), notes, s->again);
+    l->fp8 = has(text(c, "precision"), "8");
+    if (r->how->gpipe)
+        read_slices(notes, r);
+    if (number(c, "ep") > 1 || has(notes, "experts") || has(r->config, "moe"))
+        return "experts";
+    if (m->layers <= 0 || m->hidden <= 0 || m->heads <= 0)
+        return "layers, hidden or heads are not stated";
+    if (m->seq <= 0)
+        return "the sequence is not stated";
+    if (l->gpus <= 0 || l->tp <= 0 || l->pp <= 0 || l->dp <= 0)
+        return "the layout is not stated";
+    if (l->batch <= 0)
+        return "the batch is not stated";
+    if (fabs(l->tp * l->pp * l->dp * l->cp - l->gpus) > 0.5)
+        return "tp pp dp cp do not multiply to the GPUs";
+    if (l->batch < l->micro * l->dp - 0.5)
+        return "the batch is smaller than a microbatch of each replica";
+    if (has(notes, "act_cpu_offload True") || has(notes, "offload=true"))
+        return "offloading";
+    return NULL;
+}
+
+static void read_how(Row *r, const Cells *c)
+{
+    const char *notes = text(c, "notes"), *method = strstr(notes, "method=");
+    if (r->how == &fsdp && has(notes, "MP mode DEFAULT"))
+        r->how = &fsdp_fp32;
+    if (r->how == &titan && has(notes, "compile"))
+        r->how = &titan_compiled;
+    if (method && has(method, "=megatron"))
+        r->how = &megatron_fp16;
+    if (r->how == &megatron && (int)number(c, "zero") == 3)
+        r->how = &fsdp;
+    if (r->how == &megatron && has(text(c, "precision"), "fp16"))
+        r->how = &megatron_fp16;
+}
+
+static const char *set_of(const Row *r, const Cells *c)
+{
+    const char *notes = text(c, "notes"), *gpu = text(c, "gpu_type");
+    const char *kind = has(gpu, "V100") ? "V100" : has(gpu, "A100") ? "A100"
+                     : has(gpu, "H100") ? "H100" : has(gpu, "H200") ? "H200" : gpu;
+    const char *part = has(notes, "ablation") || has(text(c, "model"), "ablation") ? ", ablation"
+                     : has(notes, "scheme ZeRO-3") ? ", ZeRO-3"
+                     : has(text(c, "measured_metric"), "layer_") ? ", layer" : "";
+    return str_fmt("%.*s %s%s", (int)strcspn(r->file, "."), r->file, kind, part);
+}
+
+void rows_read(Rows *rows, const char *path)
+{
+    FILE *f = fopen(path, "r");
+    char line[8192];
+    Cells c = { 0 };
+    if (f == NULL)
+        die(EXIT_USAGE, "cannot read %s", path);
+    const char *slash = strrchr(path, '/'), *file = str_of(slash ? slash + 1 : path,
+                                                           strlen(slash ? slash + 1 : path));
+    const Source *s = sources;
+    while (strncmp(file, s->file, strlen(s->file)) != 0)
+        s++;
+    for (int n = 1, data = 0; fgets(line, sizeof line, f); n++) {
+        if (line[0] == '#')
+            continue;
+        char *own = NEWN(char, strlen(line) + 1);
+        strcpy(own, line);
+        if (c.n == 0) {
+            c.n = split_line(own, c.name);
+            continue;
+        }
+        memset(c.value, 0, sizeof c.value);
+        split_line(own, c.value);
+        Row r = { .file = file, .line = n, .how = s->how };
+        if (*text(&c, "measured_metric") == 0)
+            break;                                      // columns of its own: calibration
+        r.config = str_fmt("%s %s %s %s %s/%s/%s/%s/%s z%s b%s/%s %s %s %s %s %s",
+                           text(&c, "model"), text(&c, "layers"), text(&c, "hidden"),
+                           text(&c, "seq"), text(&c, "gpus"), text(&c, "tp"), text(&c, "pp"),
+                           text(&c, "vp"), text(&c, "cp"), text(&c, "zero"),
+                           text(&c, "micro_batch"), text(&c, "global_batch"),
+                           text(&c, "gpu_type"), text(&c, "precision"), text(&c, "recompute"),
+                           text(&c, "sp"), text(&c, "notes"));
+        read_how(&r, &c);
+        r.why_not = read_layout(&r, &c, s);
+        r.machine = machine_of(text(&c, "gpu_type"));
+        r.set = set_of(&r, &c);
+        const Way *l = &r.layout;
+        r.sweep = str_fmt("%s %g %g %g %g %g %s", r.set, r.shape.layers, r.shape.hidden,
+                          r.shape.seq, l->gpus, l->batch, text(&c, "gpu_type"));
+        if (r.machine == NULL && r.why_not == NULL)
+            r.why_not = "no cluster of this kind in examples/clusters";
+        if (has(text(&c, "notes"), "SUSPECT") && r.why_not == NULL)
+            r.why_not = "marked as suspect in its source";
+        const char *cannot = measured(&r, &c);
+        if (r.why_not == NULL)
+            r.why_not = cannot;
+        r.trains = s->split == 1 || has(text(&c, "notes"), "scheme PTD") ||
+                   r.seen == SEEN_FORWARD || r.seen == SEEN_BACKWARD || (s->split > 1 && data / 2 % (int)s->split == 1);
+        data++;
+        vec_add(rows, r);
+    }
+    fclose(f);
+}
