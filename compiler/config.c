@@ -508,7 +508,7 @@ static const Key plan_keys[] = {
     { "keep",         K_WORD,  PLAN(keep), .words = "none inputs weights both" },
     { "vectors",      K_WORD,  PLAN(vectors), .words = "whole sharded" },
     { "logits_chunk", K_WHOLE, PLAN(logits_chunk), .min = 1, .max = WHOLE_MOST },
-    { "prefetch",     K_WHOLE, PLAN(prefetch), .min = 0, .max = WHOLE_MOST },
+    { "prefetch",     K_WHOLE, PLAN(prefetch), .min = 0, .max = 1000000 },
 };
 
 /* ---- sections in general -------------------------------------------------- */

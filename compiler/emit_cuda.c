@@ -382,19 +382,6 @@ static void step(Cuda *m, Text *t, int i)
 
 /* ---- pieces: the steps of a turn ---------------------------------------------------------- */
 
-/* Turn of a step; weights are gathered for the operator that follows. */
-static int turn_at(const Cuda *m, int i, int end)
-{
-    const Plan *p = m->p;
-    for (; i < end; i++) {
-        OpId op = p->insts.at[i].op;
-        if (op != NONE)
-            return p->ops.at[op].repeat < 0 ? NONE
-                 : p->ops.at[op].repeat * 1000000 + p->ops.at[op].turn;
-    }
-    return NONE;
-}
-
 static const char *unique(Cuda *m, const char *base, const char *tail)
 {
     char buf[100];
@@ -441,8 +428,8 @@ static Runs cut_pieces(Cuda *m, int first, int end)
 {
     Runs out = { 0 };
     for (int i = first; i < end;) {
-        int turn = turn_at(m, i, end), n = i;
-        while (n < end && turn_at(m, n, end) == turn)
+        int turn = inst_turn(m->p, i, end), n = i;
+        while (n < end && inst_turn(m->p, n, end) == turn)
             n++;
         Run x = { piece_text(m, i, n), { 0 } };
         for (int k = 0; k < m->refs.n; k++) {               // the region is in the text

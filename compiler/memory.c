@@ -4,8 +4,8 @@
  *   needs insts, funcs, calls, buffers; fills Buffer.first/last/region/offset, the
  *   regions' places of every call, Plan.block_bytes.
  *
- * A buffer lives from the first instruction that touches it to the last. Largest
- * first, each goes to the lowest gap that no buffer alive at the same time overlaps.
+ * A buffer lives from the first instruction that touches it to the last; gathered weights,
+ * from some turns before. Largest first, each goes to the lowest gap that no buffer alive at the same time overlaps.
  * With one function each way that is all. Otherwise the block is, from its start:
  *
  *   persistent   parameters, gradients, moments; what BEGIN makes for the whole step
@@ -41,6 +41,35 @@ static void find_lives(Plan *p)
             p->buffers.at[i].first = 0;
             p->buffers.at[i].last = p->insts.n - 1;
         }
+}
+
+/*
+ * Room for weights that are gathered ahead: it is there from the start of the turn that stands
+ * Choices.prefetch turns before, so that the stream of weights need not wait for it (streams.c).
+ */
+static void look_ahead(Plan *p, int first, int end)
+{
+    int *start = NEWN(int, end - first + 1), n = 0;
+    for (int i = first; i < end;) {
+        int turn = inst_turn(p, i, end);
+        start[n++] = i;
+        for (; i < end && inst_turn(p, i, end) == turn; i++) {
+            const Inst *x = &p->insts.at[i];
+            Buffer *b = x->nout ? &p->buffers.at[p->values.at[x->out[0]].buffer] : NULL;
+            if (inst_stream(p, x) == STREAM_WEIGHTS && b->first == i)
+                b->first = start[n - 1 > p->is.prefetch ? n - 1 - p->is.prefetch : 0];
+        }
+    }
+}
+
+static void find_ahead(Plan *p)
+{
+    if (p->is.prefetch == 0)
+        return;
+    if (p->funcs.n == 0)
+        look_ahead(p, 0, p->insts.n);
+    for (int f = 0; f < p->funcs.n; f++)
+        look_ahead(p, p->funcs.at[f].first, p->funcs.at[f].end);
 }
 
 /* ---- placing ------------------------------------------------------------------------- */
@@ -273,6 +302,7 @@ void memory_place(Plan *p)
         if (s->insts.n == 0)
             continue;
         find_lives(s);
+        find_ahead(s);
         if (s->is.stages == 1 && s->is.chunks == 1 && s->is.nslices == 1) {
             Group all = { 0 };
             for (int i = 0; i < s->buffers.n; i++)

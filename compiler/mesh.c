@@ -600,6 +600,21 @@ static void choose_room(Plan *p)
                             plural(ranks, "rank"));
 }
 
+/* Copies run beside products where they have a stream of their own: on a GPU. */
+static void choose_prefetch(Plan *p)
+{
+    const Config *c = p->config;
+    const Device *d = c->has_cluster && c->cluster.device >= 0
+        ? &c->devices.at[c->cluster.device] : NULL;
+    Choices *is = &p->is;
+    is->prefetch = d && d->arch.v && strncmp(d->arch.v, "sm_", 3) == 0;
+    is->prefetch_why = is->prefetch ? "weights are gathered under the turn before" : NULL;
+    if (c->plan.prefetch.set) {
+        is->prefetch = (int)c->plan.prefetch.v;
+        is->prefetch_why = "pinned";
+    }
+}
+
 static bool is_word(Word w, const char *text) { return w.v && strcmp(w.v, text) == 0; }
 
 /* The first thing of the plan that this version cannot lay out. */
@@ -611,7 +626,6 @@ static void find_refused(Plan *p)
         { p->is.stages > 63, "more than 63 stages", s->pipeline.loc, "pipeline = 63" },
         { t->precision > PREC_BF16, "fp16 and fp8", t->precision_loc, "precision = bf16" },
         { t->reduce_bf16, "reduce = bf16", t->reduce_loc, "reduce = fp32" },
-        { s->prefetch.set && s->prefetch.v > 0, "prefetch", s->prefetch.loc, "prefetch = 0" },
         { is_word(s->partition, "summa"), "partition = summa(q)", s->partition.loc,
           "partition = 3d" },
     };
@@ -703,6 +717,7 @@ void mesh_choose(Plan *p)
     int64_t ranks = plan_ranks(p);
     if (is->workers == 0)
         is->workers = cores > ranks ? (int)(cores / ranks) : 1;
+    choose_prefetch(p);
     find_refused(p);
     if (diag_errors() && heads_fine && p->is.refused == NULL)
         partition_check(p);
@@ -719,6 +734,7 @@ void mesh_open(Plan *p, int64_t ranks)
     is->stages = is->x = is->y = is->z = is->chunks = is->nslices = 1;
     is->data = (int)ranks;
     choose_room(p);
+    choose_prefetch(p);
     is->data = 1;
     is->microbatch = 1;
     is->T = is->sequence;

@@ -377,6 +377,7 @@ typedef struct {
     enum { ATT_LOCAL, ATT_GATHER, ATT_EXCHANGE } attention;
     const char *attention_why;
     bool keep_inputs, keep_weights; const char *keep_why;
+    int prefetch; const char *prefetch_why; // turns that weights are gathered ahead of their use
     bool shard_vectors; const char *vectors_why;
     int64_t logits_chunk;           // tokens of a rank's x share, at most
     int nslices; int64_t *slice;    // tokens of each; one slice: the whole sequence
@@ -511,6 +512,9 @@ bool call_needs(StepKind k, Region r);          // may a call touch that region 
 /* streams.c   needs memory; streams and events of the CUDA target, of all stages. */
 void streams_order(Plan *p);
 StreamId inst_stream(const Plan *p, const Inst *n);
+/* The turn that instruction i of a function that ends at `end` works for: a number of its own
+ * for each, NONE outside of repeats. */
+int inst_turn(const Plan *p, int i, int end);
 /* verify.c    Returns the number of failed checks; prints each to `f` (may be NULL). */
 int  verify_plan(const Plan *p, const char *after, FILE *f);
 /* print.c */

@@ -112,6 +112,7 @@ void print_json_layout(Json *j, const Plan *p)
     json_text(j, "attention", attention_word[is->attention]);
     json_text(j, "rows", is->balanced ? "balanced" : "plain");
     json_text(j, "keep", print_keep(is));
+    json_integer(j, "prefetch", is->prefetch);
     json_text(j, "vectors", is->shard_vectors ? "sharded" : "whole");
     json_end(j, '}');
 }

@@ -305,6 +305,8 @@ static void print_choices(const Plan *p, FILE *f)
     print_heading(f, "choices");
     print_choice(f, str_fmt("attention = %s", attention_word[is->attention]), is->attention_why);
     print_choice(f, str_fmt("keep = %s", print_keep(is)), is->keep_why);
+    if (is->prefetch > 0 || p->config->plan.prefetch.set)
+        print_choice(f, str_fmt("prefetch = %d", is->prefetch), is->prefetch_why);
     print_choice(f, str_fmt("vectors = %s", is->shard_vectors ? "sharded" : "whole"),
                  is->vectors_why);
     print_choice(f, str_fmt("zero = %d", is->zero), zero_why(is));

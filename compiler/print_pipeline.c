@@ -191,6 +191,7 @@ PlanKeys print_plan_keys(const Plan *p)
     add_key(&keys, "rows", is->balanced ? "balanced" : "plain");
     if (is->keep_why || s->keep.v)          // on paper nobody chose
         add_key(&keys, "keep", is->keep_why ? print_keep(is) : s->keep.v);
+    add_key(&keys, "prefetch", str_fmt("%d", is->prefetch));
     add_key(&keys, "vectors", is->shard_vectors ? "sharded" : "whole");
     add_key(&keys, "logits_chunk", k > 1 && !s->logits_chunk.set ? "auto"  // each slice has its own
             : str_fmt("%" PRId64, is->logits_chunk));

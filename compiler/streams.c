@@ -39,6 +39,18 @@ StreamId inst_stream(const Plan *p, const Inst *n)
     return weight ? STREAM_WEIGHTS : STREAM_TENSOR;
 }
 
+/* Weights are gathered for the operator that follows. */
+int inst_turn(const Plan *p, int i, int end)
+{
+    for (; i < end; i++) {
+        OpId op = p->insts.at[i].op;
+        if (op != NONE)
+            return p->ops.at[op].repeat < 0 ? NONE
+                 : p->ops.at[op].repeat * 1000000 + p->ops.at[op].turn;
+    }
+    return NONE;
+}
+
 /* ---- which bytes ----------------------------------------------------------------------- */
 
 typedef struct { int region; int64_t from, to; bool written; InstId at; } Touch;
