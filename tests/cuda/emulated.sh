@@ -82,7 +82,7 @@ one() { # NAME PRECISION MODEL SETTING...
 
 seeds="1 2 3"
 one one fp64 "$tiny"
-one cube fp64 "$tiny" plan.cube=[2,2,2]
+one cube fp64 "$tiny" plan.cube=[2,2,2] plan.prefetch=1
 one llama-1d fp64 "$llama" plan.cube=[1,4,1]
 one parallel-312 fp64 "$parallel" plan.cube=[3,1,2] train.batch=6
 one replicas fp64 "$llama" plan.data=2 plan.cube=[1,2,1] plan.zero=1
