@@ -7,11 +7,11 @@
  * each once. Steps of one turn become a C function; addresses are its parameters, so
  * that equal turns, and equal stages, share the text:
  *
- *     static void layer_ln_1(Ctx *c, const int64_t *o)    o: byte offsets
+ *     static void layer_ln_1_forward(Ctx *c, const int64_t *o)   o: byte offsets
  *     static void stage0_forward(Ctx *c)
  *     {
  *         for (int i = 0; i < 12; i++)
- *             layer_ln_1(c, stage0 + 40 + 25 * i);
+ *             layer_ln_1_forward(c, stage0 + 40 + 25 * i);
  *     }
  *
  * Two turns are equal when their text is: the code grows with the number of distinct
@@ -100,6 +100,7 @@ static int boxes_of(Cuda *m, const RtStep *s)
     for (int i = 0; i < m->boxes.n; i++) {
         const RtStep *o = &m->s->steps.at[m->boxes.at[i]];
         if (o->a2a == s->a2a && o->axes == s->axes && o->rep == s->rep && o->rows == s->rows &&
+            o->a.stored == s->a.stored &&
             o->cols == s->cols && o->columns_src == s->columns_src && o->slice == s->slice &&
             o->columns_dst == s->columns_dst && o->a.ld == s->a.ld && o->c.ld == s->c.ld)
             return i;
@@ -601,13 +602,14 @@ static StageNames stage_program(Cuda *m, int r, Text *tables)
         text_add(&tiles, "\n    { %" PRId64 ", %" PRId64 ", %s, %" PRId64 " },", m->tiles.at[i],
                  m->tiles.at[i + 1], m->tiles.at[i + 2] ? "true" : "false", m->tiles.at[i + 3]);
     for (int i = 0; i < m->boxes.n; i++)
-        text_add(&boxes, " %" PRId64 ",", m->boxes.at[i]);
+        text_add(&boxes, "\n    { %" PRId64 ", %d },", m->boxes.at[i],
+                 group_of(m, &m->s->steps.at[m->boxes.at[i]]));
     return (StageNames){
         table(m, tables, "const PassCode passes_%d[]", "passes", str_fmt("%s\n", pass.at)),
         table(m, tables, "const TileSet tiles_%d[]", "tiles",
               str_fmt("%s\n    { -1, -1, false, 0 }\n", tiles.n ? tiles.at : "")),
-        table(m, tables, "const int boxes_%d[]", "boxes",
-              str_fmt("%s -1 ", boxes.n ? boxes.at : "")),
+        table(m, tables, "const BoxSet boxes_%d[]", "boxes",
+              str_fmt("%s\n    { -1, 0 }\n", boxes.n ? boxes.at : "")),
     };
 }
 

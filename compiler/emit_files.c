@@ -143,25 +143,6 @@ static void write_plan(const char *dir, const Plan *p)
     close_file(f, dir, "plan.json");
 }
 
-/* What program.cu has no words for yet. */
-static bool can_be_said(const Compile *c)
-{
-    for (int r = 0; r < c->plan->is.stages; r++) {
-        const Plan *p = plan_stage(c->plan, r);
-        for (int i = 0; i < p->insts.n; i++) {
-            const Inst *n = &p->insts.at[i];
-            if (n->kind != I_COLL || n->coll != COLL_ALL_TO_ALL)
-                continue;
-            diag_error(n->loc, "unsupported", "this version's CUDA target has no all-to-all, and "
-                       "the layout of `%s` needs one", n->name);
-            if (c->plan->is.attention == ATT_EXCHANGE)
-                diag_hint("write attention = gather");
-            return false;
-        }
-    }
-    return true;
-}
-
 /* TUNING: blocks that sum over rows: eight rows each, but no more than keep a GPU full. */
 static int workers_of(const Config *c)
 {
@@ -175,7 +156,7 @@ static int workers_of(const Config *c)
 int cuda_folder(Compile *c, const char *dir)
 {
     c->workers = workers_of(c->config);
-    if (!compile_to(c, "memory") || !can_be_said(c))
+    if (!compile_to(c, "memory"))
         return EXIT_INPUT;
     streams_order(c->plan);
     Emitted *e = emit_program(c->plan);

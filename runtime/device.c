@@ -15,6 +15,8 @@ typedef struct {
     RtDeviceRows *rows;
     RtDeviceColumns *columns;
     RtDeviceGroup *groups;
+    RtDeviceBoxes **boxes;              // by step; owned by the step that made them
+    RtBoxes *given; int ngiven;
     RtDeviceRange *updates, *norms;
     int *filled;                        // by row map: the microbatch that the device has
 } Device;
@@ -77,6 +79,41 @@ static void tell_groups(RtRank *r, Device *d)
     }
 }
 
+/* Steps with equal boxes share them. */
+static int tell_boxes(RtRank *r, Device *d)
+{
+    int n = r->head->nsteps, different = 0;
+    for (const RtBoxes *b = r->made; b; b = b->next)
+        different++;
+    d->boxes = rt_alloc((size_t)n + 1, sizeof *d->boxes);
+    d->given = rt_alloc((size_t)different + 1, sizeof *d->given);
+    for (int i = 0; i < n; i++) {
+        const RtBoxes *take = r->boxes[i];
+        if (!take)
+            continue;
+        if (take->step == i) {
+            RtBoxes *give = &d->given[d->ngiven++];
+            RT_TRY(rt_boxes_given(r, i, give));
+            d->boxes[i] = rt_alloc(1, sizeof **d->boxes);
+            *d->boxes[i] = (RtDeviceBoxes){ give->box, take->box, give->nboxes, take->nboxes,
+                                            give->run, take->run };
+        }
+        d->boxes[i] = d->boxes[take->step];
+    }
+    return RT_OK;
+}
+
+static void free_boxes(RtRank *r, Device *d)
+{
+    for (int i = 0; d->boxes && i < r->head->nsteps; i++)
+        if (r->boxes[i] && r->boxes[i]->step == i)
+            free(d->boxes[i]);
+    for (int i = 0; i < d->ngiven; i++)
+        rt_boxes_clear(&d->given[i]);
+    free(d->boxes);
+    free(d->given);
+}
+
 static int64_t place(const RtRank *r, int64_t offset, int unit, RtKept what, int64_t e, int stored)
 {
     return offset < 0 ? -1 : offset + (e - rt_shift(r, unit, what)) * rt_size(r->rt, stored);
@@ -118,12 +155,14 @@ int rt_device_open(RtRank *r)
     tell_tables(r, d);
     tell_groups(r, d);
     tell_ranges(r, d);
+    RT_TRY(tell_boxes(r, d));
     d->rank.program = r->program;
     d->rank.rank = r->id;
     d->rank.nranks = r->rt->nranks;
     d->rank.rows = d->rows;
     d->rank.columns = d->columns;
     d->rank.groups = d->groups;
+    d->rank.boxes = (const RtDeviceBoxes *const *)d->boxes;
     d->rank.updates = d->updates;
     d->rank.norms = d->norms;
     d->rank.shared = &r->rt->device_shared;
@@ -137,6 +176,7 @@ void rt_device_close(RtRank *r)
         return;
     if (d->ctx)
         r->rt->options->device->close(d->ctx);
+    free_boxes(r, d);
     free(d->rows);
     free(d->filled);
     free(d->columns);

@@ -326,6 +326,17 @@ typedef struct {                    // a row order on the rank, as in RtCall
     const RtRun *runs;
 } RtDeviceRows;
 typedef struct { int64_t n; const int32_t *global; } RtDeviceColumns;
+
+/* An all-to-all copies boxes: `rows` rows that member `peer` of the group gives or takes, in
+ * each the same runs of columns; src: where the giver has them, dst: the taker. In elements. */
+typedef struct { int64_t src, dst, n; } RtColRun;
+typedef struct { int peer, run, nruns; int64_t src_row, dst_row, rows; } RtBox;
+/* At most one box a member, in the order of the group. */
+typedef struct {
+    const RtBox *give, *take; int ngive, ntake;
+    const RtColRun *give_run, *take_run;
+} RtDeviceBoxes;
+
 /* n elements in a row, at byte offsets of the block; -1: there is no such thing. */
 typedef struct { int64_t n, params, master, grads, m, v; int32_t decay, pad; } RtDeviceRange;
 
@@ -335,6 +346,7 @@ typedef struct {
     const RtDeviceRows *rows;       // by row map; the arrays stay, their contents change
     const RtDeviceColumns *columns;
     const RtDeviceGroup *groups;    // by RtDevice.groups
+    const RtDeviceBoxes *const *boxes;      // by step; NULL: no RT_ALL_TO_ALL
     /* what the optimizer does here, and which gradient elements count in the norm */
     const RtDeviceRange *updates, *norms;
     int nupdates, nnorms;

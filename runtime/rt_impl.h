@@ -69,10 +69,7 @@ typedef struct {
 } RtGroup;
 typedef struct { RtGroup *group; int me; } RtSeat;
 
-/* Boxes that one rank copies in an all-to-all: `rows` rows of member `peer`,
- * runs of columns in each. Offsets in elements. */
-typedef struct { int64_t src, dst, n; } RtColRun;
-typedef struct { int peer, run, nruns; int64_t src_row, dst_row, rows; } RtBox;
+/* Boxes that one rank copies in an all-to-all. */
 typedef struct RtBoxes RtBoxes;
 struct RtBoxes {
     RtBox *box; int nboxes;
@@ -389,6 +386,10 @@ void rt_held(const RtRank *r, int unit, RtKept what, int64_t *lo, int64_t *hi);
 /* Flat element e of the unit is kept as element e - rt_shift(..). */
 int64_t rt_shift(const RtRank *r, int unit, RtKept what);
 int  rt_boxes_make(RtRank *r, int istep);
+/* What the rank gives in an all-to-all, `peer` being who takes it; in the order of the group.
+ * Free *out with rt_boxes_clear. */
+int  rt_boxes_given(RtRank *r, int istep, RtBoxes *out);
+void rt_boxes_clear(RtBoxes *b);
 
 /* ---- comm.c, comm_threads.c ---------------------------------------------- */
 

@@ -298,10 +298,11 @@ static int boxes_ab(RtRank *r, const RtStep *s, const RtSeat *seat, RtBoxes *b)
 {
     Rt *rt = r->rt;
     const RtColumns *src_table = &r->program->columns[s->columns_src];
-    const RtCols *want = &r->cols[s->columns_dst];
+    RtCols mine, *want = &mine;
     int src_axes = s->a2a == RT_A2A_AB ? RT_X | RT_YK | RT_YR : RT_X | RT_Z;
     int dst_axes = s->a2a == RT_A2A_AB ? RT_X | RT_Z : RT_X | RT_YK | RT_YR;
     int64_t n, first = rt_rows_first(r, dst_axes, s->slice, &n), got = 0, top = 0;
+    RT_TRY(rt_cols_make(r, &r->program->columns[s->columns_dst], want));
     for (int64_t i = 0; i < want->n; i++)
         top = max64(top, want->global[i] + 1);
     Room room = { 0 };
@@ -353,6 +354,7 @@ static int boxes_ab(RtRank *r, const RtStep *s, const RtSeat *seat, RtBoxes *b)
     free(where);
     free(have);
     free(from_row);
+    free(mine.global);
     return status;
 }
 
@@ -374,6 +376,14 @@ static void boxes_exchange(const RtStep *s, const RtSeat *seat, RtBoxes *b)
                                       heads ? m * rows : 0, rows };
     }
     b->elements = p * rows * cols;
+}
+
+static int find_boxes(RtRank *r, const RtStep *s, const RtSeat *seat, RtBoxes *b)
+{
+    if (s->a2a == RT_A2A_AB || s->a2a == RT_A2A_BA)
+        return boxes_ab(r, s, seat, b);
+    boxes_exchange(s, seat, b);
+    return RT_OK;
 }
 
 static bool same_boxes(const RtProgram *p, const RtStep *a, const RtStep *b)
@@ -400,9 +410,41 @@ int rt_boxes_make(RtRank *r, int istep)
     b->step = istep;
     b->next = r->made;
     r->boxes[istep] = r->made = b;
-    if (s->a2a == RT_A2A_AB || s->a2a == RT_A2A_BA)
-        return boxes_ab(r, s, seat, b);
-    boxes_exchange(s, seat, b);
+    return find_boxes(r, s, seat, b);
+}
+
+void rt_boxes_clear(RtBoxes *b)
+{
+    free(b->box);
+    free(b->run);
+    *b = (RtBoxes){ 0 };
+}
+
+/* Each member's boxes are worked out as it does itself; those of this rank's rows are copied. */
+int rt_boxes_given(RtRank *r, int istep, RtBoxes *out)
+{
+    const RtStep *s = &r->program->steps[istep];
+    const RtSeat *seat = &r->seat[r->step_kind[istep]];
+    Room room = { 0 };
+    *out = (RtBoxes){ .src_ld = s->a.ld, .dst_ld = s->c.ld, .step = istep };
+    for (int m = 0; m < seat->group->n; m++) {
+        RtRank taker = rt_place(r->rt, seat->group->rank[m]);
+        RtBoxes all = { 0 };
+        int status = find_boxes(&taker, s, &(RtSeat){ seat->group, m }, &all);
+        for (int i = 0; i < all.nboxes && !status; i++) {
+            RtBox box = all.box[i];
+            if (box.peer != seat->me)
+                continue;
+            int first = out->nruns;
+            for (int k = box.run; k < box.run + box.nruns; k++)
+                add_run(out, &room, first, all.run[k].src, all.run[k].dst, all.run[k].n);
+            box.peer = m;
+            box.run = first;
+            *add_box(out, &room) = box;
+        }
+        rt_boxes_clear(&all);
+        RT_TRY(status);
+    }
     return RT_OK;
 }
 
@@ -478,8 +520,7 @@ void rt_tables_free(RtRank *r)
     while (r->made) {
         RtBoxes *b = r->made;
         r->made = b->next;
-        free(b->box);
-        free(b->run);
+        rt_boxes_clear(b);
         free(b);
     }
     free(r->rows);

@@ -38,6 +38,8 @@ typedef __nv_bfloat16 bf16;
 
 /* Row orders that meet in attention; -1 ends the list. */
 struct TileSet { int q, k; bool causal; int64_t window; };
+/* A kind of all-to-all: the first step that is one, its group; step -1 ends the list. */
+struct BoxSet { int step, group; };
 struct GroupKey { int axes, rep; uint64_t stages; };
 struct Ctx;
 
@@ -52,11 +54,18 @@ struct PassCode { void (*run)(Ctx *); unsigned streams; };    // those it needs 
 struct StageProgram {
     const PassCode *pass;               // by RtPass.func
     const TileSet *tiles;
-    const int *boxes;
+    const BoxSet *boxes;
 };
 
 /* Where the ranks of one process meet before NCCL can. */
 struct Meeting { ncclUniqueId id; };
+
+/* An all-to-all: what goes through the room of packed boxes, in numbers; by member of the
+ * group where its part begins. The rank's own part is taken where it was given. */
+struct Exchange {
+    MoveBoxes give, take;
+    int64_t give_ld, take_ld, *give_at, *take_at;
+};
 
 struct CtxRows { int64_t *token; int32_t *pos, *tokens, *targets; };
 
@@ -76,6 +85,8 @@ struct Ctx {
     CtxRows *rows;
     int32_t **column;
     AttnTiles *tiles; int ntiles;
+    Exchange *exchange; int nexchanges;
+    char *packed;                       // boxes on their way
     real *scratch;                      // delta of attention; operands that change their type
     char *work; size_t work_bytes;      // of the optimizer, the norm, gradients of tables
     char *sum[STREAMS];                 // sums that are then added to what is there
@@ -283,6 +294,30 @@ template <typename T> inline void all_reduce(Ctx *c, Stream s, int g, T *x, int6
 {
     check(c, "all-reduce", ncclAllReduce(x, x, (size_t)n, nccl_type(x), ncclSum, c->comm[g],
                                          c->stream[s]));
+}
+
+/* Boxes given are packed, sent, and unpacked by who takes them. */
+template <typename T>
+inline void all_to_all(Ctx *c, Stream s, int g, int boxes, const T *src, T *dst)
+{
+    const Exchange &e = c->exchange[boxes];
+    const int n = c->group_size[g], me = c->group_me[g];
+    T *room = (T *)(void *)c->packed;
+    check(c, "all-to-all", move_boxes(e.give, sizeof(T), const_cast<T *>(src), e.give_ld, room,
+                                      true, c->stream[s]));
+    check(c, "all-to-all", ncclGroupStart());
+    for (int q = 0; q < n; q++) {
+        int64_t give = e.give_at[q + 1] - e.give_at[q], take = e.take_at[q + 1] - e.take_at[q];
+        if (q != me && give > 0)
+            check(c, "all-to-all", ncclSend(room + e.give_at[q], (size_t)give, nccl_type(src), q,
+                                            c->comm[g], c->stream[s]));
+        if (q != me && take > 0)
+            check(c, "all-to-all", ncclRecv(room + e.take_at[q], (size_t)take, nccl_type(dst), q,
+                                            c->comm[g], c->stream[s]));
+    }
+    check(c, "all-to-all", ncclGroupEnd());
+    check(c, "all-to-all", move_boxes(e.take, sizeof(T), dst, e.take_ld, room, false,
+                                      c->stream[s]));
 }
 
 enum Neighbour { NEXT_STAGE = 1, PREVIOUS_STAGE = -1 };

@@ -102,6 +102,70 @@ inline void take_tiles(Ctx *c)
     }
 }
 
+/* One side of an exchange: boxes behind one another from number `from` of the room on, but
+ * the rank's own at `own`; at[q] is where member q's begins. Returns where they end. */
+inline int64_t take_side(Ctx *c, const RtDeviceBoxes *b, bool gives, int size, int64_t ld, int me,
+                         int n, int64_t from, int64_t own, MoveBoxes *out, int64_t *at)
+{
+    const RtBox *box = gives ? b->give : b->take;
+    const RtColRun *runs = gives ? b->give_run : b->take_run;
+    int nboxes = gives ? b->ngive : b->ntake, nruns = 0, k = 0;
+    for (int i = 0; i < nboxes; i++)
+        nruns += box[i].nruns;
+    MoveBox *boxes = (MoveBox *)calloc((size_t)nboxes + 1, sizeof *boxes);
+    MoveRun *run = (MoveRun *)calloc((size_t)nruns + 1, sizeof *run);
+    nruns = 0;
+    for (int q = 0; q < n; q++) {
+        at[q] = from;
+        if (k >= nboxes || box[k].peer != q)
+            continue;
+        const RtBox *x = &box[k];
+        boxes[k] = { gives ? x->src_row : x->dst_row, x->rows, 0, 0, nruns, x->nruns };
+        for (int i = 0; i < x->nruns; i++)
+            run[nruns++] = { gives ? runs[x->run + i].src : runs[x->run + i].dst, 0,
+                             runs[x->run + i].n };
+        if (q == me && own >= 0)
+            move_boxes_place(&boxes[k], 1, run, own);
+        else
+            from = move_boxes_place(&boxes[k], 1, run, from);
+        k++;
+    }
+    at[n] = from;
+    move_boxes_measure(boxes, nboxes, run, ld, size, out);
+    out->box = on_device(c, boxes, nboxes);
+    out->run = on_device(c, run, nruns);
+    check(c, "boxes", cudaStreamSynchronize(c->compute));
+    free(boxes);
+    free(run);
+    return from;
+}
+
+/* Boxes of all-to-alls; the room they share. */
+inline void take_boxes(Ctx *c)
+{
+    int64_t most = 0;
+    while (c->stage->boxes[c->nexchanges].step >= 0)
+        c->nexchanges++;
+    c->exchange = (Exchange *)calloc((size_t)c->nexchanges + 1, sizeof *c->exchange);
+    for (int i = 0; i < c->nexchanges; i++) {
+        Exchange *e = &c->exchange[i];
+        int istep = c->stage->boxes[i].step, g = c->stage->boxes[i].group;
+        const RtStep *s = &c->rank->program->steps[istep];
+        const RtDeviceBoxes *b = c->rank->boxes[istep];
+        int size = s->a.stored == RT_BF16_STORED ? 2 : (int)sizeof(real);
+        int me = c->group_me[g], n = c->group_size[g];
+        e->give_at = (int64_t *)calloc(2 * (size_t)n + 2, sizeof *e->give_at);
+        e->take_at = e->give_at + n + 1;
+        e->give_ld = s->a.ld;
+        e->take_ld = s->c.ld;
+        int64_t end = take_side(c, b, true, size, s->a.ld, me, n, 0, -1, &e->give, e->give_at);
+        end = take_side(c, b, false, size, s->c.ld, me, n, (end + 15) / 16 * 16, e->give_at[me],
+                        &e->take, e->take_at);
+        most = end * size > most ? end * size : most;
+    }
+    check(c, "scratch", cudaMalloc((void **)&c->packed, (size_t)most + 64));
+}
+
 /* All ranks split the world by each group in the same order. */
 inline void take_groups(Ctx *c, const Program *p)
 {
@@ -155,6 +219,8 @@ template <const Program *P> inline const char *device_open(const RtDeviceRank *r
     check(c, "tables", cudaStreamSynchronize(c->compute));
     if (!c->message[0])
         take_groups(c, P);
+    if (!c->message[0])
+        take_boxes(c);
     return c->message[0] ? c->message : NULL;
 }
 
@@ -205,6 +271,15 @@ inline void device_close(void *ctx)
     free(c->passed);
     free(c->rows);
     free(c->column);
+    for (int i = 0; c->exchange && i < c->nexchanges; i++) {
+        cudaFree((void *)c->exchange[i].give.box);
+        cudaFree((void *)c->exchange[i].give.run);
+        cudaFree((void *)c->exchange[i].take.box);
+        cudaFree((void *)c->exchange[i].take.run);
+        free(c->exchange[i].give_at);
+    }
+    cudaFree(c->packed);
+    free(c->exchange);
     free(c->tiles);
     free(c->comm);
     free(c->group_me);

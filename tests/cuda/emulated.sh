@@ -17,6 +17,8 @@ llama="examples/llama.tcube --set model.vocab=256 --set model.hidden=48 --set mo
     --set model.heads=4 --set model.kv_heads=2 --set model.inner=72 --set train.format=bytes"
 parallel="examples/parallel.tcube --set model.vocab=256 --set model.hidden=48 --set model.layers=2
     --set model.heads=4 --set model.rotary=4 --set train.format=bytes"
+single="tests/grids/single.tcube --set model.vocab=256"
+both="tests/grids/both.tcube --set model.vocab=256"
 
 fails() { failed=$((failed + 1)); echo "FAIL $1"; }
 
@@ -87,6 +89,9 @@ one llama-1d fp64 "$llama" plan.cube=[1,4,1]
 one parallel-312 fp64 "$parallel" plan.cube=[3,1,2] train.batch=6
 one replicas fp64 "$llama" plan.data=2 plan.cube=[1,2,1] plan.zero=1
 one slices fp64 "$tiny" plan.pipeline=3 plan.microbatch=2 "plan.slices=[12,8,4]" plan.recompute=full
+one boxes fp64 "$single" plan.cube=[2,2,2]
+one exchange fp64 "$both" plan.cube=[1,2,3] plan.attention=exchange train.batch=6
+one exchange-bf16 bf16 "$tiny" plan.cube=[2,2,1] plan.attention=exchange
 one fp32 fp32 "$llama" plan.cube=[1,2,1]
 one bf16 bf16 "$llama" plan.cube=[1,2,2]
 one bf16-slices bf16 "$tiny" plan.pipeline=2 plan.microbatch=2 "plan.slices=[12,8,4]"
