@@ -253,7 +253,7 @@ static const char *value_of(int argc, char **argv, int *i)
 
 static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
 {
-    const char *top = NULL, *steps = NULL, *threads = NULL, *seed = NULL, *set = NULL;
+    const char *top = NULL, *emit = NULL, *steps = NULL, *threads = NULL, *seed = NULL, *set = NULL;
     const char *slow = NULL;
     const Option list[] = {
         { "--json", &o->json, NULL, "plan,simulate,diff,compare,tune" },
@@ -269,9 +269,9 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
         { "--quick", &o->is_quick, NULL, "profile" },
         { "-d", NULL, &o->dump, NULL },         { "--stop", NULL, &o->stop, NULL },
         { "--explain", NULL, &o->explain, "plan,simulate" },
-        { "--target", NULL, &o->target, "build,emit,run" },
+        { "--target", NULL, &o->target, "build,emit,run,tune" },
         { "--arch", NULL, &o->arch, "build,emit,run" },
-        { "-o", NULL, &o->output, "build,emit,profile" },
+        { "-o", NULL, &o->output, "build,emit,profile,tune" },
         { "--load", NULL, &o->load, "run" },    { "--save", NULL, &o->save, "run" },
         { "--resume", NULL, &o->resume, "run" },
         { "--log", NULL, &o->log, "run" },      { "--trace", NULL, &o->trace, "run,simulate" },
@@ -279,6 +279,8 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
         { "--objective", NULL, &o->objective, "tune" },
         { "--write", NULL, &o->write, "tune" },
         { "--why-not", NULL, &o->why_not, "tune" },
+        { "--emit", NULL, &emit, "tune" },
+        { "--results", NULL, &o->results, "tune" },
         { "--plan", NULL, &o->in.plan, NULL },  { "--cluster", NULL, &o->in.cluster, NULL },
         { "--steps", NULL, &steps, "run,verify" },
         { "--threads", NULL, &threads, "plan,simulate,verify,run,build" },
@@ -309,6 +311,8 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
             o->steps = whole("--steps", steps, INT64_C(1) << 40);
         if (top)
             o->top = (int)whole("--top", top, 1000);
+        if (emit)
+            o->emit = (int)whole("--emit", emit, 1000);
         if (threads)
             o->threads = (int)whole("--threads", threads, 4096);
         if (seed)
@@ -408,7 +412,7 @@ static void check_words(const Options *o)
 static void keep_inputs(const Options *o)
 {
     const char *const out[][2] = { { "-o", o->output }, { "--save", o->save }, { "--log", o->log },
-                                   { "--trace", o->trace } };
+                                   { "--trace", o->trace }, { "--write", o->write } };
     struct stat a, b;
     for (size_t i = 0; i < sizeof out / sizeof *out; i++)
         for (int k = 0; out[i][1] && k < o->in.nfiles; k++)
@@ -425,6 +429,7 @@ int main(int argc, char **argv)
     read_options(&o, argc, argv);
     const Command *command = find_command(&o);
     check_words(&o);
+    o.in.many_plans = command->run == command_tune;
     o.in.no_profiles = command->run == command_profile;     // it is about to write them
     if (o.in.nfiles == 0 && !o.in.no_profiles)
         die(EXIT_USAGE, "%s needs a model file", o.command);

@@ -17,7 +17,7 @@ typedef struct {
     bool is_quick;                  // profile
     const char *dump, *stop, *explain, *target, *arch, *output;
     const char *load, *save, *log, *trace, *resume;
-    int top; const char *budget, *objective, *write, *results, *why_not;      // tune
+    int top, emit; const char *budget, *objective, *write, *results, *why_not;      // tune
     int64_t steps;                  // -1: as the file says
     int threads;                    // 0: share the cores
 } Options;

@@ -709,7 +709,8 @@ Tune *tune_all(const Config *c, const TuneAsk *ask)
 {
     Plan *p = tune_open(c);
     Tune *all = NULL;
-    int most = c->has_cluster ? (int)c->cluster.nodes.v : 1, nplans = c->plans.n > 1 ? c->plans.n : 1;
+    int most = c->has_cluster ? (int)c->cluster.nodes.v : 1;
+    int nplans = c->plans.n > 1 ? c->plans.n : 1;
     for (int i = 0; p && i < nplans; i++)
         for (int nodes = most; nodes > 0; nodes = ask->objective == TUNE_COST ? nodes - 1 : 0) {
             if (most % nodes)

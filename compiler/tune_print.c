@@ -7,6 +7,15 @@
 
 /* ---- resolved ------------------------------------------------------------------------ */
 
+void tune_settle(Plan *p)
+{
+    const Feed *f = &p->pipeline->feed;
+    p->is.microbatch = f->b;
+    p->is.T = f->b * p->is.sequence;
+    p->is.nslices = f->k;
+    p->is.slice = f->slice;
+}
+
 Plan *tune_resolve(const Tune *t, const Point *a)
 {
     Plan *s = NEW(Plan);
@@ -22,10 +31,7 @@ Plan *tune_resolve(const Tune *t, const Point *a)
     if (q == NULL)
         bug("tune: %s is legal and cannot be planned", tune_line(a));
     s->pipeline = q;
-    s->is.microbatch = q->feed.b;
-    s->is.T = q->feed.b * s->is.sequence;
-    s->is.nslices = q->feed.k;
-    s->is.slice = q->feed.slice;
+    tune_settle(s);
     return s;
 }
 
@@ -74,7 +80,8 @@ static void print_searched(const Tune *t, FILE *f)
 {
     fprintf(f, "  searched  %s in %s", counted(t->searched, "layout"), str_seconds(t->seconds));
     if (t->front_complete)
-        fprintf(f, ": %s can be laid out, %s fit", count_text(t->feasible + t->rejected[REJECT_MEMORY]),
+        fprintf(f, ": %s can be laid out, %s fit",
+                count_text(t->feasible + t->rejected[REJECT_MEMORY]),
                 count_text(t->feasible));
     fprintf(f, "\n");
     if (!t->complete)
@@ -153,8 +160,9 @@ static const char *recompute_text(const Point *p)
 
 static void print_top(const TunePage *page, FILE *f)
 {
-    static const char *const head[] = { "", "devices", "a step costs", "data", "pipeline", "chunks", "cube", "microbatch",
-        "slices", "schedule", "recompute", "zero", "step", "simulated", "mfu", "memory" };
+    static const char *const head[] = { "", "devices", "a step costs", "data", "pipeline",
+        "chunks", "cube", "microbatch", "slices", "schedule", "recompute", "zero", "step",
+        "simulated", "mfu", "memory" };
     enum { COLUMNS = sizeof head / sizeof *head };
     Table t = { .align = "rrrrrrlrrllrrrrr" };
     const Tune *u = page->t;

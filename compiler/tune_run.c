@@ -63,15 +63,30 @@ static void check_price(const Config *c)
     diag_hint("write price = 2.5, for example: of one device and hour, in any currency");
 }
 
+static void check_options(const Options *o)
+{
+    if (o->emit > 0 && o->output == NULL)
+        die(EXIT_USAGE, "--emit needs -o DIR");
+    if (o->emit == 0 && o->output)
+        die(EXIT_USAGE, "tune writes folders with --emit K -o DIR, its plan block with --write "
+            "FILE");
+    if ((o->emit > 0) + (o->results != NULL) + (o->why_not != NULL) > 1)
+        die(EXIT_USAGE, "--emit, --results and --why-not exclude each other");
+    if (o->json && (o->results || o->why_not))
+        die(EXIT_USAGE, "--json is of the list of the best, not of %s", o->results ? "--results"
+            : "--why-not");
+}
+
 static TuneAsk ask_of(const Options *o)
 {
-    TuneAsk ask = { .top = o->top > 0 ? o->top : 5, .budget_s = budget_of(o->budget),
+    int top = o->top > 0 ? o->top : 5;
+    TuneAsk ask = { .top = top > o->emit ? top : o->emit, .budget_s = budget_of(o->budget),
                     .turns_only = o->turns_only };
     objective_of(o, &ask);
     return ask;
 }
 
-static void write_block(const Tune *t, const Plan *p, const char *path)
+void tune_write_block(const Tune *t, const Plan *p, const char *path)
 {
     FILE *f = fopen(path, "w");
     if (f == NULL)
@@ -84,8 +99,11 @@ static void write_block(const Tune *t, const Plan *p, const char *path)
 int command_tune(Compile *c)
 {
     TuneAsk ask = ask_of(c->o);
+    check_options(c->o);
     if (c->o->why_not)
         return tune_why_not(c);
+    if (c->o->results)
+        return tune_results(c);
     if (ask.objective == TUNE_COST)
         check_price(c->config);
     Tune *t = diag_errors() ? NULL : tune_all(c->config, &ask);
@@ -97,8 +115,10 @@ int command_tune(Compile *c)
     else
         tune_print(&page, stdout);
     if (c->o->write && t->best.n)
-        write_block(t, page.at[0].plan, c->o->write);
-    if (t->best.n == 0)
+        tune_write_block(t, page.at[0].plan, c->o->write);
+    if (t->best.n == 0) {
         tune_report_none(t);
-    return t->best.n ? EXIT_FINE : EXIT_INPUT;
+        return EXIT_INPUT;
+    }
+    return c->o->emit ? tune_emit(c, &page) : EXIT_FINE;
 }

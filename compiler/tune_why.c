@@ -225,8 +225,8 @@ void tune_report_none(const Tune *t)
         int most = 0;
         for (int i = 1; i < REJECTS; i++)
             most = t->rejected[i] > t->rejected[most] ? i : most;
-        diag_error(at, reject_word[most], "no layout of %s is possible%s; most are rejected because "
-                   "%s", plural(t->devices, "device"), pins ? " with what is pinned" : "",
+        diag_error(at, reject_word[most], "no layout of %s is possible%s; most are rejected "
+                   "because %s", plural(t->devices, "device"), pins ? " with what is pinned" : "",
                    reject_text[most]);
         return;
     }
