@@ -67,6 +67,9 @@ struct Exchange {
     int64_t give_ld, take_ld, *give_at, *take_at;
 };
 
+/* TUNING: things that may be on their way to the device at once; a microbatch has some three. */
+enum { TRAYS = 8 };
+
 struct CtxRows { int64_t *token; int32_t *pos, *tokens, *targets; };
 
 struct Ctx {
@@ -83,6 +86,9 @@ struct Ctx {
     ncclComm_t world, *comm;            // by group; NULL: no member
     int ngroups, *group_size, *group_me;
     CtxRows *rows;
+    char *tray[TRAYS];                  // pinned, on which tokens go to the device; see take_tray
+    cudaEvent_t tray_free[TRAYS];       // the last copy from it is done
+    unsigned trays;                     // taken so far
     int32_t **column;
     AttnTiles *tiles; int ntiles;
     Exchange *exchange; int nexchanges;

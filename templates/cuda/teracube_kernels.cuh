@@ -86,7 +86,34 @@ inline void embed(Ctx *c, int map, Ids ids, int columns, const E *table, int64_t
                                       brows, y, ld_y, rows, cols, c->compute));
 }
 
-/* The host sorts the rows by id; it waits until they are on the device. */
+/*
+ * What the host sends while it runs ahead of the device lies on one of TRAYS pinned pieces of
+ * c->work_bytes; the host waits only for what it sent from there TRAYS calls before. Between
+ * take_tray and give_tray copies from it are put on c->compute.
+ */
+inline char *take_tray(Ctx *c)
+{
+    int i = (int)(c->trays % TRAYS);
+    check(c, "a copy", cudaEventSynchronize(c->tray_free[i]));
+    return c->message[0] ? NULL : c->tray[i];
+}
+
+inline void give_tray(Ctx *c)
+{
+    check(c, "an event", cudaEventRecord(c->tray_free[c->trays++ % TRAYS], c->compute));
+}
+
+/* n elements (none if there is no room for them) by way of `at` on a tray; what is behind. */
+template <typename T> inline char *upload(Ctx *c, T *to, char *at, const T *from, size_t n)
+{
+    if (!to || !at || !from)
+        return at;
+    memcpy(at, from, n * sizeof *to);
+    check(c, "a copy", cudaMemcpyAsync(to, at, n * sizeof *to, cudaMemcpyHostToDevice, c->compute));
+    return at + n * sizeof *to;
+}
+
+/* The host sorts the rows by id. */
 template <typename S>
 inline void embed_gradient(Ctx *c, int map, Ids ids, int columns, const S *dy, int64_t ld_dy,
                            real_of<S> *de, int64_t ld_de, int64_t rows, int64_t cols,
@@ -94,7 +121,7 @@ inline void embed_gradient(Ctx *c, int map, Ids ids, int columns, const S *dy, i
 {
     const RtDeviceRows *r = &c->rank->rows[map];
     const int *id = ids == IDS_TOKENS ? r->tokens : r->pos;
-    EmbedOwner *owners = (EmbedOwner *)malloc((sizeof *owners + sizeof(int)) * (size_t)(rows + 1));
+    EmbedOwner *owners = (EmbedOwner *)(void *)take_tray(c);
     int *order = (int *)(void *)(owners + rows), *count = (int *)calloc((size_t)brows + 1, 4);
     EmbedOwner *to = (EmbedOwner *)(void *)c->work;
     if (!owners || !count) {
@@ -105,11 +132,10 @@ inline void embed_gradient(Ctx *c, int map, Ids ids, int columns, const S *dy, i
     check(c, "gradient of a table",
           cudaMemcpyAsync(to, owners, (sizeof *owners + sizeof(int)) * (size_t)rows,
                           cudaMemcpyHostToDevice, c->compute));
-    check(c, "gradient of a table", cudaStreamSynchronize(c->compute));
+    give_tray(c);
     check(c, "gradient of a table",
           embed_backward(dy, ld_dy, (const int *)(const void *)(to + rows), to, n, de, ld_de, cols,
                          c->compute));
-    free(owners);
     free(count);
 }
 
@@ -226,7 +252,7 @@ inline void take_optimizer(Ctx *c)
     c->norms = pieces_on_device(c, c->rank->norms, c->rank->nnorms, &c->nnorms);
 }
 
-/* Bytes that sums and sorts of the rank need beside the block. */
+/* Bytes that sums and sorts of the rank, and the tokens of rows, need beside the block. */
 inline size_t work_bytes(const Ctx *c)
 {
     size_t most = (size_t)pieces_of(c->rank->norms, c->rank->nnorms, NULL) * sizeof(double);
@@ -254,9 +280,8 @@ inline void update(Ctx *c)
                   h->train.momentum, c->sums + 2 };
     real *block = (real *)(void *)c->block;
     bf16 *copy = h->master_offset >= 0 ? (bf16 *)(void *)c->block : NULL;
-    check(c, "optimizer", cudaMemcpyAsync(c->sums + 2, &c->clip, sizeof c->clip,
-                                          cudaMemcpyHostToDevice, c->compute));
-    check(c, "optimizer", cudaStreamSynchronize(c->compute));
+    upload(c, c->sums + 2, take_tray(c), &c->clip, 1);
+    give_tray(c);
     if (h->optimizer == 0)
         check(c, "optimizer",
               opt_adamw(c->updates, c->nupdates, s, block, block, block,

@@ -49,6 +49,14 @@ inline void take_memory(Ctx *c)
     }
 }
 
+inline void take_trays(Ctx *c)
+{
+    for (int i = 0; i < TRAYS; i++) {
+        check(c, "pinned memory", cudaMallocHost((void **)&c->tray[i], c->work_bytes + 64));
+        check(c, "an event", cudaEventCreateWithFlags(&c->tray_free[i], cudaEventDisableTiming));
+    }
+}
+
 inline void take_streams(Ctx *c, const Program *p)
 {
     for (int i = 0; i < STREAMS; i++) {
@@ -213,6 +221,7 @@ template <const Program *P> inline const char *device_open(const RtDeviceRank *r
     c->work_bytes = work_bytes(c);
     check(c, "scratch", cudaMalloc((void **)&c->work, c->work_bytes + 64));
     check(c, "scratch", cudaMalloc((void **)&c->sums, 3 * sizeof(double)));
+    take_trays(c);
     take_rows(c);
     take_tiles(c);
     take_optimizer(c);
@@ -249,6 +258,11 @@ inline void device_close(void *ctx)
         cudaFree(c->rows[i].pos);
         cudaFree(c->rows[i].tokens);
         cudaFree(c->rows[i].targets);
+    }
+    for (int i = 0; i < TRAYS; i++) {
+        cudaFreeHost(c->tray[i]);
+        if (c->tray_free[i])
+            cudaEventDestroy(c->tray_free[i]);
     }
     for (int i = 0; c->column && i < c->head->ncolumns; i++)
         cudaFree(c->column[i]);
@@ -307,21 +321,18 @@ inline const char *device_read(void *ctx, int64_t offset, void *dst, size_t byte
     return c->message[0] ? c->message : NULL;
 }
 
-/* The host's arrays are filled anew for other microbatches: so the copies are waited for. */
+/* Of a row order, what another microbatch changes. */
 inline const char *device_rows(void *ctx, int map)
 {
     Ctx *c = (Ctx *)ctx;
     const RtDeviceRows *r = &c->rank->rows[map];
-    const struct { void *to; const void *from; size_t bytes; } copy[] = {
-        { c->rows[map].token, r->token, 8 }, { c->rows[map].tokens, r->tokens, 4 },
-        { c->rows[map].targets, r->targets, 4 },
-    };
-    for (int i = 0; i < 3; i++)
-        if (copy[i].to)
-            check(c, "tokens", cudaMemcpyAsync(copy[i].to, copy[i].from,
-                                               copy[i].bytes * (size_t)r->count,
-                                               cudaMemcpyHostToDevice, c->compute));
-    check(c, "tokens", cudaStreamSynchronize(c->compute));
+    const CtxRows *to = &c->rows[map];
+    size_t n = (size_t)r->count;
+    char *at = take_tray(c);
+    at = upload(c, to->token, at, r->token, n);
+    at = upload(c, to->tokens, at, r->tokens, n);
+    upload(c, to->targets, at, r->targets, n);
+    give_tray(c);
     return c->message[0] ? c->message : NULL;
 }
 
