@@ -4,12 +4,14 @@
  * The unit is a second of wall time on one rank. Parameters are the device and
  * cluster sections; without them this machine is assumed (see assumed_machine).
  *
- *   product    max(blocks, bytes / (memory * stream)); on a device of `units` processors
- *              that each make `tile` x `tile` results at a time
+ *   product    blocks + bytes stored / (memory * stream), at least all bytes, on a device
+ *              of `units` processors that each make `tile` x `tile` results at a time; many
+ *              small products in one call: blocks + all bytes
  *                w = ceil(m/tile) ceil(n/tile) / units           waves of blocks
  *                blocks = ((1-wave) w + wave ceil(w) + tail) * a wave's FLOP
  *                         * (k + deep)/k / (matrix * top)
- *              on any other 2mnk / (matrix * top * k/(k + deep) * mn/(mn + tile))
+ *              (/ odd where a row is no multiple of 16 bytes); on any other device
+ *              max(2mnk / (matrix * top * k/(k + deep) * mn/(mn + tile)), bytes / ..)
  *   attention  FLOP of the (query, key) pairs / (matrix * flash), at least the bytes
  *   rows       bytes that enter or leave a run of row operators / (memory * stream)
  *   ring       call + steps * alpha + bytes received / rate of the group
@@ -39,18 +41,18 @@
  * says from which published rows each was fitted, and how well it does on others.
  */
 static const Reach reached[] = {
-    { .arch = "sm_70", .top = 0.80, .deep = 100, .tail = 0.3, .wave = 0.3, .units = 80,
-      .tile = 128, .stream = 0.8, .flash = 0.35, .flash_back = 0.3, .call = 30e-6,
-      .link = { 0.28, 0.52, 0.88 }, .port = 0.9, .send = 0.85 },
-    { .arch = "sm_80", .top = 0.727, .deep = 45, .tail = 0.11, .wave = 0.49, .units = 108,
-      .tile = 128, .stream = 0.887, .flash = 0.544, .flash_back = 0.25, .call = 45e-6,
-      .link = { 0.66, 0.74, 0.76 }, .port = 0.56, .send = 0.85 },
-    { .arch = "sm_90", .top = 0.75, .deep = 100, .tail = 0.3, .wave = 0.3, .units = 132,
-      .tile = 128, .stream = 0.8, .flash = 0.45, .flash_back = 0.4, .call = 25e-6,
-      .link = { 0.7, 0.75, 0.8 }, .port = 0.8, .send = 0.85 },
-    { .arch = "sm_100", .top = 0.75, .deep = 100, .tail = 0.3, .wave = 0.3, .units = 148,
-      .tile = 128, .stream = 0.8, .flash = 0.45, .flash_back = 0.4, .call = 25e-6,
-      .link = { 0.7, 0.75, 0.8 }, .port = 0.8, .send = 0.85 },
+    { .arch = "sm_70", .top = 0.8, .deep = 2, .tail = 0.02, .wave = 0.6, .odd = 0.43,
+      .units = 80, .tile = 128, .stream = 0.88, .flash = 0.35, .flash_back = 0.25,
+      .call = 50e-6, .link = { 0.27, 0.5, 0.85 }, .port = 0.9, .send = 0.85 },
+    { .arch = "sm_80", .top = 0.755, .deep = 3, .tail = 0.01, .wave = 0.55, .odd = 0.43,
+      .units = 108, .tile = 128, .stream = 0.92, .flash = 0.68, .flash_back = 0.23,
+      .call = 37e-6, .link = { 0.66, 0.74, 0.76 }, .port = 0.75, .send = 0.9 },
+    { .arch = "sm_90", .top = 0.70, .deep = 5, .tail = 0.02, .wave = 0.5, .odd = 0.4,
+      .units = 132, .tile = 128, .stream = 0.85, .flash = 0.4, .flash_back = 0.26,
+      .call = 25e-6, .link = { 0.7, 0.75, 0.8 }, .port = 0.8, .send = 0.85 },
+    { .arch = "sm_100", .top = 0.70, .deep = 5, .tail = 0.02, .wave = 0.5, .odd = 0.4,
+      .units = 148, .tile = 128, .stream = 0.85, .flash = 0.4, .flash_back = 0.26,
+      .call = 25e-6, .link = { 0.7, 0.75, 0.8 }, .port = 0.8, .send = 0.85 },
     /* devices that are no GPU of the table: cores, mostly */
     { .top = 0.76, .deep = 100, .stream = 0.8, .flash = 0.35, .flash_back = 0.35,
       .link = { 1, 1, 1 }, .port = 1, .send = 1 },
@@ -248,13 +250,23 @@ static double blocks_s(const Prices *w, double count, double m, double n, double
     return used * r->units * side * side * 2 * (k + r->deep) / (w->matrix * r->top);
 }
 
+/* Multiples of 16 bytes let matrix units load whole vectors. */
+static bool aligned(double n, double e) { return fmod(n * e, 16) == 0; }
+
 double price_products(const Prices *w, double count, double m, double n, double k, double e)
 {
+    double bytes_s = price_bytes(w, count * e * (m * k + k * n + m * n));
+    if (w->reach.units) {
+        /* matrices that are in memory already have sides of whole numbers */
+        bool odd = (n == floor(n) && !aligned(n, e)) || (k == floor(k) && !aligned(k, e));
+        double blocks = blocks_s(w, count, m, n, k) / (odd ? w->reach.odd : 1);
+        if (count > 1)              // short sums of many small matrices hide nothing
+            return blocks + bytes_s;
+        return fmax(blocks + price_bytes(w, e * m * n), bytes_s);
+    }
     double speed = w->matrix * w->reach.top * k / (k + w->reach.deep) *
                    (m * n / (m * n + w->tile));
-    double flop_s = w->reach.units ? blocks_s(w, count, m, n, k) : count * 2 * m * n * k / speed;
-    double bytes_s = price_bytes(w, count * e * (m * k + k * n + m * n));
-    return flop_s > bytes_s ? flop_s : bytes_s;
+    return fmax(count * 2 * m * n * k / speed, bytes_s);
 }
 
 double price_product(const Prices *w, ProductForm form, double m, double n, double k, double e,
@@ -262,11 +274,9 @@ double price_product(const Prices *w, ProductForm form, double m, double n, doub
 {
     if (m <= 0 || n <= 0 || k <= 0)
         return 0;
-    if (!w->profile)
-        return fmax(price_products(w, 1, m, n, k, e),
-                    price_bytes(w, e * (m * k + k * n + m * n) + more_bytes));
-    double flop_s = measured_product(w, form, m, n, k, e);
     double bytes_s = price_bytes(w, e * (m * k + k * n + m * n) + more_bytes);
+    double flop_s = w->profile ? measured_product(w, form, m, n, k, e)
+                               : price_products(w, 1, m, n, k, e);
     return flop_s > bytes_s ? flop_s : bytes_s;
 }
 

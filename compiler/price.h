@@ -18,6 +18,7 @@ typedef struct {
     const char *arch;               // "sm_80"; NULL: any other
     double top, deep;               // products: best share of the matrix rate; depth at half of it
     double tail, wave;              // of a wave lost in each product; weight of whole waves
+    double odd;                     // left of it where rows are no multiple of 16 bytes
     int units, tile;                // multiprocessors; side of the block of results each makes
     double stream;                  // of the memory's rate, by kernels that move bytes
     double flash, flash_back;       // of the matrix rate, by fused attention either way

@@ -18,24 +18,28 @@
 /* TUNING: host, fitted on half of vTrain's single-node rows (deepspeed) and of MosaicML's
  * (fsdp); Megatron's is taken to be between, nothing at hand depends on it. */
 const Manner megatron = { .name = "megatron", .dropout = true, .rails = true, .host = 20e-6,
-    .sums = 0, .grad = 4, .logit = 44, .state = 18, .update = 40 };
+    .sums = 0, .grad = 4, .logit = 44, .state = 18, .update = 34 };
 /* before 2022: weight gradients are added in a kernel of their own */
 const Manner megatron_fp16 = { .name = "megatron 2021", .dropout = true, .rails = true,
-    .host = 20e-6, .sums = 6, .grad = 2, .logit = 44, .state = 16, .update = 40 };
-const Manner deepspeed = { .name = "megatron-deepspeed", .dropout = true, .host = 40e-6,
-    .sums = 6, .grad = 2, .logit = 44, .state = 16, .update = 40 };
+    .host = 20e-6, .sums = 6, .grad = 2, .logit = 44, .state = 16, .update = 34 };
+const Manner deepspeed = { .name = "megatron-deepspeed", .dropout = true, .host = 41e-6,
+    .sums = 6, .grad = 2, .logit = 44, .state = 16, .update = 34 };
+/* narrow: what the six rows of Narayanan et al., Table 2, have in common: 16 to 18 GB/s */
+const Manner deepspeed_zero3 = { .name = "deepspeed ZeRO-3, 2021", .dropout = true,
+    .overlap = true, .narrow = true, .host = 41e-6, .sums = 6, .grad = 2, .logit = 44,
+    .state = 16, .update = 34 };
 const Manner fsdp = { .name = "fsdp", .overlap = true, .host = 20e-6, .sums = 4, .grad = 2,
     .logit = 36, .state = 14, .update = 32 };
 const Manner fsdp_fp32 = { .name = "fsdp, fp32 sums", .overlap = true, .host = 20e-6,
-    .sums = 8, .grad = 4, .logit = 36, .state = 16, .update = 40 };
+    .sums = 8, .grad = 4, .logit = 36, .state = 16, .update = 34 };
 const Manner titan = { .name = "torchtitan", .overlap = true, .host = 20e-6, .sums = 4,
-    .grad = 4, .logit = 36, .state = 16, .update = 40 };
+    .grad = 4, .logit = 36, .state = 16, .update = 34 };
 const Manner titan_compiled = { .name = "torchtitan, compiled", .overlap = true, .fused = true,
-    .host = 20e-6, .sums = 4, .grad = 4, .logit = 24, .state = 16, .update = 40 };
+    .host = 20e-6, .sums = 4, .grad = 4, .logit = 24, .state = 16, .update = 34 };
 const Manner alpa = { .name = "alpa", .fused = true, .sums = 0, .grad = 2, .logit = 24,
-    .state = 16, .update = 40 };
+    .state = 16, .update = 34 };
 const Manner terapipe = { .name = "terapipe", .stack = true, .broadcast = true, .gpipe = true,
-    .host = 20e-6, .sums = 6, .grad = 2, .state = 16, .update = 40 };
+    .apart = true,    .host = 20e-6, .sums = 6, .grad = 2, .state = 16, .update = 34 };
 
 /* What one pass of one thing takes. */
 typedef struct { double device, kernels, wire; } Work;
@@ -259,11 +263,13 @@ static void memory(const Build *b, const Way *l, double of_layers, double micros
 
 /* ---- a step ------------------------------------------------------------------------------- */
 
-/* Ranks: tp fastest, then data, then stages. */
-static Mesh mesh_of(const Way *l)
+/* Ranks: tp fastest, then data, then stages (or stages, then data). */
+static Mesh mesh_of(const Way *l, const Manner *how)
 {
+    int inner = (int)(l->tp * l->cp);
     Mesh m = { .size = { (int)l->pp, (int)l->dp, 1, (int)l->tp, 1 },
-               .stride = { (int)(l->tp * l->cp * l->dp), (int)(l->tp * l->cp), 1, 1, 1 },
+               .stride = { how->apart ? inner : inner * (int)l->dp,
+                          how->apart ? inner * (int)l->pp : inner, 1, 1, 1 },
                .ranks = (int)l->gpus };
     return m;
 }
@@ -405,13 +411,16 @@ static double best_slices(Build *b, const Mesh *m)
 Frame frame_of(const Prices *w, const Prices *w8, const Shape *s, const Way *l,
                const Manner *how)
 {
-    Mesh m = mesh_of(l);
+    Mesh m = mesh_of(l, how);
     Build build = { .w = w, .w8 = w8, .s = s, .l = l, .how = how, .length = s->seq,
                     .sequences = l->micro, .N = l->micro * s->seq / l->cp }, *b = &build;
     Frame out = { 0 };
     b->rows = l->sp ? b->N / l->tp : b->N;
     b->tp = price_group(w, &m, AX_YK);
     b->dp = price_group(w, &m, AX_DATA);
+    double port = w->port * w->reach.port;
+    if (how->narrow && b->dp.crosses && b->dp.rate > port)
+        b->dp.rate = port;
     memory(b, l, most_layers(l, s), l->batch / l->dp / l->micro, &out);
     out.step_s = how->gpipe ? best_slices(b, &m) : pipelined(b, &m, &out);
     return out;

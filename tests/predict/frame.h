@@ -39,6 +39,8 @@ typedef struct {
     bool rails;                     // a stage border's tensor is cut over the ranks of tp
     bool broadcast;                 // one rank sends the whole tensor to the next stage
     bool gpipe;
+    bool narrow;                    // collectives of sharded weights use one port of a node
+    bool apart;                     // replicas are the outermost axis, not stages
     double host;                    // seconds to start a kernel; 0: the device never waits
     double sums;                    // bytes moved per parameter to add up microbatches
     double grad;                    // bytes of a reduced gradient
@@ -47,7 +49,7 @@ typedef struct {
     double update;                  // bytes the optimizer moves per parameter
 } Manner;
 extern const Manner megatron, megatron_fp16, deepspeed, fsdp, fsdp_fp32, titan, titan_compiled,
-                    alpa, terapipe;
+                    alpa, terapipe, deepspeed_zero3;
 
 typedef struct {
     double step_s, forward_s, backward_s;   // the last two: of one layer, one microbatch

@@ -51,10 +51,29 @@ static Machine *machine_of(const char *name)
     return &machines.at[machines.n - 1];
 }
 
+static double one_of(const Prices *w, const One *o)
+{
+    double s = price_bytes(w, o->copied);
+    if (o->ranks > 0) {
+        Mesh m = { .size = { 1, 1, 1, o->ranks, 1 }, .stride = { 1, 1, 1, 1, 1 },
+                   .ranks = o->ranks };
+        Group g = price_group(w, &m, AX_YK);
+        s += price_collective(w, &g, o->ring, 1, o->bytes);
+    } else
+        s += price_bytes(w, o->bytes);
+    for (int i = 0; i < o->products; i++)
+        s += price_products(w, o->count[i], o->m[i], o->n[i], o->k[i], 2);
+    return s;
+}
+
 static void predict(Row *r)
 {
     Machine *m = machine_of(r->machine);
     m->w[0].reach = m->w[1].reach = *reach_of(m->arch);
+    if (r->seen == SEEN_ONE) {
+        r->predicted = one_of(&m->w[0], &r->one);
+        return;
+    }
     Frame f = frame_of(&m->w[0], &m->w[1], &r->shape, &r->layout, r->how);
     switch (r->seen) {
     case SEEN_STEP: r->predicted = f.step_s; break;
@@ -62,11 +81,12 @@ static void predict(Row *r)
     case SEEN_BACKWARD: r->predicted = f.backward_s; break;
     case SEEN_STATIC: r->predicted = f.static_bytes; break;
     case SEEN_KEPT: r->predicted = f.activation_bytes; break;
+    case SEEN_ONE: break;
     case SEEN_PEAK: case SEEN_FULL: r->predicted = f.peak_bytes; break;
     }
 }
 
-static bool is_time(const Row *r) { return r->seen <= SEEN_BACKWARD; }
+static bool is_time(const Row *r) { return r->seen <= SEEN_ONE; }
 static bool is_memory(const Row *r) { return r->seen >= SEEN_PEAK && r->seen <= SEEN_KEPT; }
 
 /* ---- figures of a set -------------------------------------------------------------- */
@@ -255,13 +275,30 @@ static void print_left_out(const Rows *rows)
 
 /* ---- fitting ---------------------------------------------------------------------- */
 
-static const struct { const char *name; size_t at; } constants[] = {
-#define C(n) { #n, offsetof(Reach, n) }
-    C(top), C(deep), C(tail), C(wave), C(stream), C(flash), C(flash_back), C(call),
-    C(port), 
+static const struct { const char *name; size_t at; int n; double most; } constants[] = {
+#define C(field, n, most) { #field, offsetof(Reach, field), n, most }
+    C(top, 1, 0.95), C(deep, 1, 1e3), C(tail, 1, 2), C(wave, 1, 1), C(stream, 1, 0.95),
+    C(flash, 1, 0.75), C(flash_back, 1, 0.75), C(call, 1, 1e-3), C(link, 3, 0.95),
+    C(port, 1, 0.95), C(send, 1, 0.95),
 #undef C
 };
 enum { NCONSTANTS = sizeof constants / sizeof *constants };
+
+static double *constant(Reach *r, int i)
+{
+    return (double *)(void *)((char *)r + constants[i].at);
+}
+
+static double scale(Reach *r, int i, double by)
+{
+    double most = 0;
+    for (int j = 0; j < constants[i].n; j++) {
+        double *at = constant(r, i) + j;
+        *at *= by;
+        most = fmax(most, *at);
+    }
+    return most;
+}
 
 /* Mean over sets of the mean |log error| on rows for fitting. */
 static double loss(Rows *rows, const char *arch)
@@ -287,33 +324,39 @@ static double loss(Rows *rows, const char *arch)
     return sets > 0 ? sum / sets : 0;
 }
 
+static double dice(void)                // -1 .. 1; the same every time
+{
+    static uint64_t seed = 1;
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (double)(seed >> 33) / (1u << 30) - 1;
+}
+
+/* Several constants at a time, by steps that shrink; what is better is kept. */
 static void fit(Rows *rows, const char *arch)
 {
     Reach *r = reach_of(arch);
     double best = loss(rows, arch);
-    for (double step = 0.2; step > 0.01; step *= 0.6)
-        for (int turn = 0; turn < 4; turn++)
-            for (int i = 0; i < NCONSTANTS; i++) {
-                double *at = (double *)(void *)((char *)r + constants[i].at), old = *at;
-                for (int way = 0; way < 2; way++) {
-                    *at = old * (way ? 1 / (1 + step) : 1 + step);
-                    double now = loss(rows, arch);
-                    bool share = constants[i].at < offsetof(Reach, deep) ||
-                                 strcmp(constants[i].name, "stream") == 0 ||
-                                 strcmp(constants[i].name, "port") == 0 ||
-                                 strcmp(constants[i].name, "wave") == 0;
-                    if (now < best - 1e-6 && !(share && *at > 0.95)) {
-                        best = now;
-                        break;
-                    }
-                    *at = old;
-                }
-            }
-    fprintf(stderr, "%s: %.4f\n", arch, best);
-    for (int i = 0; i < NCONSTANTS; i++)
-        fprintf(stderr, ".%s = %.3g, ", constants[i].name,
-                *(double *)(void *)((char *)r + constants[i].at));
-    fputc('\n', stderr);
+    for (int i = 0; i < 6000; i++) {
+        Reach old = *r;
+        double step = 0.4 * exp(-i / 1500.0);
+        bool inside = true;
+        for (int k = 0; k < NCONSTANTS; k++)
+            if (dice() > 0.2)
+                inside &= scale(r, k, exp(step * dice())) <= constants[k].most;
+        double now = inside ? loss(rows, arch) : INFINITY;
+        if (now < best)
+            best = now;
+        else
+            *r = old;
+    }
+    printf("%s: mean error %.4f\n   ", arch, best);
+    for (int i = 0; i < NCONSTANTS; i++) {
+        printf(" .%s =%s", constants[i].name, constants[i].n > 1 ? " {" : "");
+        for (int j = 0; j < constants[i].n; j++)
+            printf("%s %.3g", j ? "," : "", constant(r, i)[j]);
+        printf("%s", constants[i].n > 1 ? " }," : ",");
+    }
+    putchar('\n');
 }
 
 /* ---- all of it ----------------------------------------------------------------------- */

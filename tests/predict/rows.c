@@ -65,11 +65,11 @@ static const Source sources[] = {
     { "narayanan_sc21", &megatron_fp16, 51200, AGAIN_FULL, 0 },
     { "korthikanti", &megatron, 51200, AGAIN_FULL, 0 },
     { "megatron_2020", &megatron_fp16, 51200, AGAIN_FULL, 0 },
-    /* its simulator's settings: use_checkpoint, vocabulary 50257, padded to 51200 */
-    { "vtrain_ground_truth_single", &deepspeed, 51200, AGAIN_FULL, 2 },
+    /* its simulator's settings: use_checkpoint, vocabulary 50257; see padded() */
+    { "vtrain_ground_truth_single", &deepspeed, 50257, AGAIN_FULL, 2 },
     { "vtrain_ground_truth_multi", &deepspeed, 51200, AGAIN_FULL, 0 },
     { "llm_foundry", &fsdp, 50368, AGAIN_NONE, 2 },
-    { "torchtitan", &titan, 128256, AGAIN_NONE, 2 },
+    { "torchtitan", &titan, 128256, AGAIN_HALF, 2 },
     { "alpa", &alpa, 51200, AGAIN_FULL, 0 },
     { "terapipe", &terapipe, 50257, AGAIN_NONE, 0 },
     { "megatron_functional", &megatron, 0, AGAIN_NONE, 0 },
@@ -80,7 +80,8 @@ static const struct { const char *words[2], *file; } machines[] = {
     { { "p3.16xlarge" }, "p3-16xlarge-64" }, { { "DGX-2" }, "dgx2-64" },
     { { "p3dn" }, "p3dn-24xlarge-32" }, { { "V100", "32GB" }, "p3dn-24xlarge-32" },
     { { "A100", "40" }, "dgx-a100-40gb-128" }, { { "A100" }, "dgx-a100-128" },
-    { { "H100" }, "dgx-h100-128" }, { { "H800" }, "dgx-h100-128" },
+    { { "H100", "HBM2e" }, "grand-teton-h100-128" }, { { "H100" }, "dgx-h100-128" },
+    { { "H800" }, "dgx-h100-128" },
     { { "H200" }, "dgx-h200-128" }, { { "B200" }, "dgx-b200-128" },
 };
 
@@ -197,7 +198,15 @@ static const char *measured(Row *r, const Cells *c)
         r->measured = from_tflops(r, v);
     else
         return str_fmt("no time and no peak: %s", metric);
+    if (has(r->file, "functional") && r->seen == SEEN_STEP)
+        return "a test's time: deterministic kernels, toy sizes (its header warns)";
     return v > 0 ? NULL : "no value";
+}
+
+/* Megatron pads what it cuts, to 128 columns of each rank. */
+static double padded(double vocab, double tp)
+{
+    return tp > 1 ? ceil(vocab / (128 * tp)) * 128 * tp : vocab;
 }
 
 static const char *read_layout(Row *r, const Cells *c, const Source *s)
@@ -224,6 +233,7 @@ static const char *read_layout(Row *r, const Cells *c, const Source *s)
     l->dp = number(c, "dp");
     if (l->dp <= 0 && l->tp * l->pp > 0)
         l->dp = l->gpus / (l->tp * l->pp * l->cp);
+    m->vocab = padded(m->vocab, l->tp);
     const char *zero = text(c, "zero");
     l->zero = has(zero, "optimizer") ? 1 : has(zero, "auto") ? 2 : (int)strtol(zero, NULL, 10);
     l->micro = number(c, "micro_batch");
@@ -253,6 +263,8 @@ static const char *read_layout(Row *r, const Cells *c, const Source *s)
         return "tp pp dp cp do not multiply to the GPUs";
     if (l->batch < l->micro * l->dp - 0.5)
         return "the batch is smaller than a microbatch of each replica";
+    if (has(notes, "interleaved") && l->vp < 2)
+        return "interleaved by a number of chunks that is not stated";
     if (has(notes, "act_cpu_offload True") || has(notes, "offload=true"))
         return "offloading";
     return NULL;
@@ -271,6 +283,8 @@ static void read_how(Row *r, const Cells *c)
         r->how = &fsdp;
     if (r->how == &megatron && has(text(c, "precision"), "fp16"))
         r->how = &megatron_fp16;
+    if (r->how == &megatron_fp16 && (int)number(c, "zero") == 3)
+        r->how = &deepspeed_zero3;
 }
 
 static const char *set_of(const Row *r, const Cells *c)
@@ -282,6 +296,97 @@ static const char *set_of(const Row *r, const Cells *c)
                      : has(notes, "scheme ZeRO-3") ? ", ZeRO-3"
                      : has(text(c, "measured_metric"), "layer_") ? ", layer" : "";
     return str_fmt("%.*s %s%s", (int)strcspn(r->file, "."), r->file, kind, part);
+}
+
+/* ---- calibration ------------------------------------------------------------------ */
+
+/* Aceso's operators on a V100: us forward and backward. Those shorter than a tenth of a
+ * millisecond say more of the host than of the device. */
+static const char *read_operator(Row *r, const Cells *c, bool back)
+{
+    double h = number(c, "hidden"), heads = number(c, "heads"), seq = number(c, "seq");
+    double b = number(c, "micro_batch"), t = number(c, "tp"), N = b * seq, hd = h / heads;
+    double pairs = b * heads / t * seq * seq, us = number(c, back ? "bwd_us" : "fwd_us");
+    const char *op = text(c, "op");
+    One *o = &r->one;
+    double in = 0, out = 0;
+    if (strcmp(op, "enc-attention-qkv") == 0)
+        in = h, out = 3 * h / t;
+    else if (strcmp(op, "enc-attention-dense") == 0 )
+        in = h / t, out = h;
+    else if (strcmp(op, "enc-MLP-GEMM-1") == 0)
+        in = h, out = 4 * h / t;
+    else if (strcmp(op, "enc-MLP-GEMM-2") == 0)
+        in = 4 * h / t, out = h;
+    else if (strcmp(op, "enc-attention-softmax") == 0)
+        o->bytes = pairs * (back ? 6 : 4);
+    else if (strcmp(op, "enc-attention-dropout") == 0)
+        o->bytes = pairs * 5;
+    else if (strcmp(op, "enc-MLP-gelu") == 0)
+        o->bytes = N * 4 * h / t * (back ? 6 : 4);
+    if (in > 0)
+        *o = back ? (One){ .products = 2, .count = { 1, 1 }, .m = { N, in }, .n = { in, out },
+                           .k = { out, N } }
+                  : (One){ .products = 1, .count = { 1 }, .m = { N }, .n = { out }, .k = { in } };
+    /* what Megatron's split sums over the ranks is in the operator's time */
+    bool sums = back ? strcmp(op, "enc-attention-qkv") == 0 || strcmp(op, "enc-MLP-GEMM-1") == 0
+                     : strcmp(op, "enc-attention-dense") == 0 ||
+                       strcmp(op, "enc-MLP-GEMM-2") == 0;
+    if (sums && t > 1) {
+        o->ranks = (int)t;
+        o->ring = RING_ALL;
+        o->bytes = 2 * N * h * 2 * (t - 1) / t;
+    }
+    if (strcmp(op, "enc-attention-score") == 0 || strcmp(op, "enc-attention-context") == 0) {
+        double one = b * heads / t;
+        bool score = strcmp(op, "enc-attention-score") == 0;
+        *o = back ? (One){ .products = 2, .count = { one, one }, .m = { seq, seq },
+                           .n = { hd, score ? hd : seq }, .k = { seq, score ? seq : hd } }
+                  : (One){ .products = 1, .count = { one }, .m = { seq },
+                           .n = { score ? seq : hd }, .k = { score ? hd : seq } };
+    }
+    r->set = str_fmt("calibration: V100 %s", o->products == 0 ? "bytes"
+                     : in > 0 ? "products" : "products of attention");
+    r->measured = us * 1e-6;
+    r->machine = "p3dn-24xlarge-32";
+    if (number(c, "tp_algo") > 0)
+        return "the other split of the same operator";
+    if (o->products == 0 && o->bytes <= 0)
+        return "an operator that is not priced by itself";
+    return us < 100 ? "shorter than 100 us" : NULL;
+}
+
+static const char *read_collective(Row *r, const Cells *c)
+{
+    const char *kind = text(c, "collective"), *gpu = text(c, "gpu_type");
+    double n = number(c, "size_bytes"), p = number(c, "ranks"), us = number(c, "time_us");
+    One *o = &r->one;
+    o->ranks = (int)p;
+    o->ring = has(kind, "all_reduce") ? RING_ALL : has(kind, "scatter") ? RING_SUM : RING_GATHER;
+    o->bytes = has(kind, "all_reduce") ? 2 * n * (p - 1) / p
+             : has(kind, "scatter") ? n * (p - 1) / p : n * (p - 1);
+    /* PyTorch's lists of tensors are copied to or from one buffer */
+    o->copied = o->ring == RING_ALL ? 0 : o->ring == RING_SUM ? 2 * n : 2 * n * p;
+    r->set = str_fmt("calibration: %.4s %s", gpu, kind);
+    r->machine = has(gpu, "A100") ? "dgx-a100-128" : has(gpu, "32GB") ? "p3dn-24xlarge-32"
+                                                                      : "p3-16xlarge-64";
+    r->measured = us * 1e-6;
+    if (has(kind, "all_to_all") || has(kind, "p2p"))
+        return "not priced by itself";
+    if (!has(text(c, "interconnect"), "intra") || !(has(gpu, "A100") || has(gpu, "V100")))
+        return "the machine is not stated";
+    return us <= 0 || n < 1e6 ? "no time" : NULL;
+}
+
+static void calibration_row(Rows *rows, const Cells *c, const char *file, int line)
+{
+    bool operator = *text(c, "fwd_us") != 0;
+    for (int back = 0; back < (operator ? 2 : 1); back++) {
+        Row r = { .file = file, .line = line, .seen = SEEN_ONE, .trains = true, .how = &megatron,
+                  .sweep = "", .config = str_fmt("%d %d", line, back) };
+        r.why_not = operator ? read_operator(&r, c, back) : read_collective(&r, c);
+        vec_add(rows, r);
+    }
 }
 
 void rows_read(Rows *rows, const char *path)
@@ -308,8 +413,11 @@ void rows_read(Rows *rows, const char *path)
         memset(c.value, 0, sizeof c.value);
         split_line(own, c.value);
         Row r = { .file = file, .line = n, .how = s->how };
-        if (*text(&c, "measured_metric") == 0)
-            break;                                      // columns of its own: calibration
+        if (*text(&c, "measured_metric") == 0) {
+            if (*text(&c, "fwd_us") || *text(&c, "collective"))
+                calibration_row(rows, &c, file, n);
+            continue;
+        }
         r.config = str_fmt("%s %s %s %s %s/%s/%s/%s/%s z%s b%s/%s %s %s %s %s %s",
                            text(&c, "model"), text(&c, "layers"), text(&c, "hidden"),
                            text(&c, "seq"), text(&c, "gpus"), text(&c, "tp"), text(&c, "pp"),
@@ -331,8 +439,9 @@ void rows_read(Rows *rows, const char *path)
         const char *cannot = measured(&r, &c);
         if (r.why_not == NULL)
             r.why_not = cannot;
-        r.trains = s->split == 1 || has(text(&c, "notes"), "scheme PTD") ||
-                   r.seen == SEEN_FORWARD || r.seen == SEEN_BACKWARD || (s->split > 1 && data / 2 % (int)s->split == 1);
+        bool given = has(text(&c, "notes"), "scheme PTD") || r.seen == SEEN_FORWARD ||
+                     r.seen == SEEN_BACKWARD;
+        r.trains = given || s->split == 1 || (s->split > 1 && data / 2 % (int)s->split == 1);
         data++;
         vec_add(rows, r);
     }

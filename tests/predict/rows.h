@@ -7,8 +7,16 @@
 
 #include "frame.h"
 
-typedef enum { SEEN_STEP, SEEN_FORWARD, SEEN_BACKWARD, SEEN_PEAK, SEEN_STATIC, SEEN_KEPT,
+typedef enum { SEEN_STEP, SEEN_FORWARD, SEEN_BACKWARD, SEEN_ONE, SEEN_PEAK, SEEN_STATIC, SEEN_KEPT,
                SEEN_FULL } Seen;
+
+/* A calibration row: one kernel or one collective. */
+typedef struct {
+    double bytes;                   // of a kernel that moves them; received in a collective
+    int products; double count[2], m[2], n[2], k[2];
+    RingKind ring; int ranks;       // ranks 0: no collective
+    double copied;                  // moved by copies to and from the collective's buffer
+} One;
 
 typedef struct {
     const char *file; int line;
@@ -21,7 +29,7 @@ typedef struct {
     const Manner *how;
     const char *machine;            // file of examples/clusters
     bool trains;                    // constants are fitted on it
-    Seen seen;
+    Seen seen; One one;
     double measured;                // seconds, bytes
     double predicted;
 } Row;
