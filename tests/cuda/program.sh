@@ -1,23 +1,23 @@
 # Emitted programs by nvcc: they compile without warnings and spills, link, and, where there is
 # no GPU, say so in one line.
-#   ALL=1    every example, for sm_80, sm_90 and sm_100
+#   ALL=1    every example, for sm_80, sm_90 and sm_100        V=1    how long each one took
+# shellcheck disable=SC2086
 nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2> /dev/null)
 [ -n "$nvcc" ] || { echo "no nvcc (nvidia-cuda-toolkit)"; exit 77; }
 passed=0 failed=0
 mkdir -p "$WORK"
 fails() { failed=$((failed + 1)); echo "FAIL $1"; }
 
-one() { # NAME MODEL ARCH SETTING...
-    name=$1 model=$2 arch=$3; shift 3
+one() { # NAME ARCH FILE ARGUMENT...
+    name=$1 arch=$2; shift 2
     dir=$WORK/gen; rm -rf "$dir"
-    args=
-    for s; do args="$args --set $s"; done
-    # shellcheck disable=SC2086
-    "$TERACUBE" emit "examples/$model.tcube" $args --target cuda -o "$dir" -q 2> "$WORK/err" ||
+    "$TERACUBE" emit "$@" --target cuda --arch "$arch" -o "$dir" -q 2> "$WORK/err" ||
         { fails "$name: emit"; cat "$WORK/err"; return; }
-    make -C "$dir" NVCC="$nvcc" ARCH="$arch" TERACUBE="$PWD" \
+    from=$(date +%s)
+    make -C "$dir" NVCC="$nvcc" TERACUBE="$PWD" \
         CHECKS='-Werror all-warnings -Xptxas -warn-spills,-Werror' > "$WORK/out" 2>&1 ||
         { fails "$name: nvcc for $arch"; grep -E 'error|warning|rror:' "$WORK/out" | head; return; }
+    [ -z "$V" ] || echo "$name $arch: nvcc and link $(($(date +%s) - from)) s"
     passed=$((passed + 1))
     [ -e /dev/nvidia0 ] && return
     "$dir/program" --steps 1 > "$WORK/out" 2> "$WORK/err"
@@ -27,13 +27,23 @@ one() { # NAME MODEL ARCH SETTING...
     else fails "$name: status $status without a GPU"; cat "$WORK/err"; fi
 }
 
-data=train.data=/usr/share/common-licenses/GPL-3
-one char char sm_90 train.precision=bf16 plan.cube=[1,2,1]
+data="--set train.data=/usr/share/common-licenses/GPL-3 --set train.format=bytes"
+bf16="--set train.precision=bf16 $data"
+one char sm_90 examples/char.tcube $bf16 --set plan.cube=[1,2,1]
 if [ -n "$ALL" ]; then
     for arch in sm_80 sm_90 sm_100; do
-        for m in tiny char gpt2 llama parallel bert; do
-            one "$m $arch" $m $arch train.precision=bf16 $data train.format=bytes
+        for f in examples/[!g]*.tcube examples/gpt2.tcube; do one "$f" $arch "$f" $bf16; done
+        for f in examples/cube/[!lm]*.tcube; do one "$f" $arch "$f" $bf16; done
+        one gpt3-175b $arch examples/gpt3-175b.tcube examples/clusters/dgx-a100-128.tcube $bf16 \
+            --set plan.cube=[1,8,1] --set plan.pipeline=16 --set plan.recompute=full
+        # fp16 and 96 stages are for plans on paper
+        for f in 1b-1 13b-5 44b-8; do
+            one terapipe/$f $arch examples/terapipe/gpt3-$f.tcube $bf16 \
+                --set train.reduce=fp32
         done
+    done
+    for precision in fp32 fp64; do
+        one "llama $precision" sm_90 examples/llama.tcube $data --set train.precision=$precision
     done
 fi
 echo "$passed passed, $failed failed, 0 skipped"
