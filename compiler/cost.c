@@ -11,6 +11,8 @@
  * once; conversions between the layouts A and B outside of linears are not priced, nor
  * what sharing one reduce-scatter saves.
  *
+ * Products of blocks (summa(q)) are q products and q calls, one behind the other.
+ *
  * Letters: e bytes of a number, N tokens (b sequences of l), c context, p ranks of
  * a group, T tokens a rank's x share has.
  */
@@ -231,6 +233,46 @@ static void product(Build *b, const Op *o, ProductForm form, double m, double n,
     b->t->flops[t->backward] += 2 * m * n * k;
 }
 
+/* In summa(q): q calls that each send a block to the whole group, or sum one on a member. A
+ * block passes a ring in pieces, so a call takes as long as receiving the block once. */
+static void blocks(Build *b, const Op *o, RingKind ring, Axes axes, double columns, double bytes)
+{
+    Group g = price_group(&b->c->prices, &b->c->mesh, axes);
+    Term *t = term(b, TERM_COLLECTIVE, o);
+    t->axis = axes & AX_YK ? 1 : 2;
+    t->group = g;
+    t->ring = ring;
+    t->rooted = true;
+    t->calls = g.size;
+    t->token_bytes = columns * b->real * g.size;
+    t->bytes = bytes * g.size;
+}
+
+/* The three products of lower_summa.c: blocks of in/q and out/q columns, T/q rows. */
+static void summa_terms(Build *b, OpId id)
+{
+    const Op *o = &b->p->ops.at[id], *f = o->kind == OP_LINEAR ? o : &b->p->ops.at[o->of];
+    int q = b->p->is.summa;
+    double in = (double)tensor(b, f->in[0])->width / q, share = 1.0 / q;
+    double out = (double)tensor(b, f->out[0])->width / q, weights = in * out * b->real;
+    bool backward = o->kind == OP_LINEAR_DX;
+    if (o->kind == OP_LINEAR_DW) {
+        blocks(b, o, RING_GATHER, AX_YK, (f->transposed ? out : in) / q, 0);
+        for (int l = 0; l < q; l++)
+            product(b, o, FORM_TN, in, out, share, in * out * 2 * b->c->gradient);
+        blocks(b, o, RING_SUM, AX_Z, 0, in * out * b->c->gradient);
+        return;
+    }
+    blocks(b, o, RING_GATHER, AX_Z, 0, weights);
+    if (backward != f->transposed)
+        blocks(b, o, RING_SUM, AX_YK, (backward ? in : out) / q, 0);
+    else
+        blocks(b, o, RING_GATHER, AX_YK, (backward ? out : in) / q, 0);
+    for (int l = 0; l < q; l++)
+        product(b, o, backward ? FORM_NT : FORM_NN, share, backward ? in : out,
+                backward ? out : in, 0);
+}
+
 /* Linear of `in` columns in layout A to `out` in B (or back): in is split over one of y, z
  * and out over the other. */
 static void linear_terms(Build *b, OpId id)
@@ -322,7 +364,7 @@ static void op_terms(Build *b, OpId id)
     const Op *o = &b->p->ops.at[id];
     switch (o->kind) {
     case OP_LINEAR: case OP_LINEAR_DX: case OP_LINEAR_DW:
-        linear_terms(b, id);
+        (b->p->is.summa ? summa_terms : linear_terms)(b, id);
         break;
     case OP_ATTN: case OP_ATTN_DX:
         attention_terms(b, id);
@@ -333,10 +375,11 @@ static void op_terms(Build *b, OpId id)
     case OP_EMBED: case OP_EMBED_DW: {
         TensorId rows = o->kind == OP_EMBED ? o->out[0] : o->in[1];
         double w = (double)tensor(b, rows)->width;
+        bool q = b->p->is.summa > 0;                // rows of the table by z, else by y
         term(b, TERM_BYTES, o)->token_bytes = 2 * w * b->real / b->p->is.z / b->p->is.x;
         b->t->kernels[o->kind == OP_EMBED_DW]++;
-        collective(b, o, o->kind == OP_EMBED ? RING_SUM : RING_GATHER, AX_YK, w / b->p->is.z, 0,
-                   false);
+        collective(b, o, o->kind == OP_EMBED ? RING_SUM : RING_GATHER, q ? AX_Z : AX_YK,
+                   w / b->p->is.z, 0, false);
         break;
     }
     default: {          // rope and the like: in and out once

@@ -280,7 +280,7 @@ static void coll_step(Emit *m, RtStep *s, const Inst *n)
 {
     const Value *a = n->nin ? val(m, n->in[0]) : NULL, *c = n->nout ? val(m, n->out[0]) : NULL;
     static const int32_t kind[COLL_COUNT] = { RT_ALL_GATHER, RT_REDUCE_SCATTER, RT_ALL_REDUCE,
-        RT_ALL_TO_ALL, -1, RT_SEND, RT_RECV };
+        RT_ALL_TO_ALL, RT_BROADCAST, RT_REDUCE, RT_SEND, RT_RECV };
     static const int32_t a2a[] = { RT_A2A_AB, RT_A2A_BA, RT_A2A_HEADS, RT_A2A_TOKENS };
     s->kind = kind[n->coll];
     s->axes = n->axes;
@@ -299,6 +299,8 @@ static void coll_step(Emit *m, RtStep *s, const Inst *n)
         s->peer = n->peer;
         return;
     }
+    if (n->coll == COLL_BROADCAST || n->coll == COLL_REDUCE)
+        s->peer = n->peer;
     s->a = ref(m, n->in[0]);
     s->c = ref(m, n->out[0]);
     s->rows = a->rows;
@@ -380,11 +382,14 @@ static void plain_step(Emit *m, RtStep *s, const Inst *n)
     }
 }
 
-/* What the step writes. Statistics of the loss may be infinite: columns of padding alone. */
+/* What the step writes on every rank. Statistics of the loss may be infinite: columns of padding
+ * alone. */
 static void outs(Emit *m, RtStep *s, const Inst *n)
 {
     s->first_out = m->e->outs.n;
-    for (int j = 0; j < n->nout && n->kind != I_CE_STAT && n->kind != I_CE_MERGE; j++) {
+    bool one_rank = n->kind == I_COLL && n->coll == COLL_REDUCE;
+    bool looked_at = !one_rank && n->kind != I_CE_STAT && n->kind != I_CE_MERGE;
+    for (int j = 0; j < n->nout && looked_at; j++) {
         const Value *v = val(m, n->out[j]);
         if (m->p->buffers.at[v->buffer].dtype == D_I32)
             continue;

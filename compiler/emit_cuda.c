@@ -123,7 +123,8 @@ static void needs_room(Cuda *m, const RtStep *s, StreamId stream)
         room = 2 * (s->a.stored == RT_REAL ? s->m : s->n) * s->k;
     if (s->kind == RT_KERNEL && m->e->specs.at[s->kernel].kind == K_ATTN_DX)
         room = m->p->rowmaps.at[s->rowmap].count * m->e->specs.at[s->kernel].heads * real;
-    int64_t sum = s->kind == RT_REDUCE_SCATTER ? s->count * real : 0;
+    bool sums = s->kind == RT_REDUCE_SCATTER || s->kind == RT_REDUCE;
+    int64_t sum = sums ? s->count * real : 0;
     m->scratch = room > m->scratch ? room : m->scratch;
     m->sum[stream] = sum > m->sum[stream] ? sum : m->sum[stream];
 }
@@ -244,6 +245,14 @@ static void collective(Cuda *m, Text *t, const RtStep *s, StreamId stream)
     case RT_ALL_REDUCE:
         text_add(t, "    all_reduce(c, %s, %d, %s, %" PRId64 ");\n", on, group_of(m, s),
                  at(m, &s->c), s->count);
+        break;
+    case RT_BROADCAST:
+        text_add(t, "    broadcast(c, %s, %d, %d, %s, %s, %" PRId64 ");\n", on,
+                 group_of(m, s), s->peer, at(m, &s->a), at(m, &s->c), s->count);
+        break;
+    case RT_REDUCE:
+        text_add(t, "    reduce(c, %s, %d, %d, %s, %s, %" PRId64 ", %s);\n", on,
+                 group_of(m, s), s->peer, at(m, &s->a), at(m, &s->c), s->count, again(s));
         break;
     case RT_ALL_TO_ALL:
         text_add(t, "    all_to_all(c, %s, %d, %d, %s, %s);\n", on, group_of(m, s),

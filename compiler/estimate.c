@@ -152,8 +152,7 @@ Reject estimate_legal(Estimator *e, const Point *p)
         return REJECT_EFFECT;
     if (p->nslices > 1 && o->sees_ahead)
         return REJECT_SLICES;
-    if (s->partition.v && ((strcmp(s->partition.v, "1d") == 0 && p->x * p->z > 1) ||
-                           (strcmp(s->partition.v, "2d") == 0 && p->x > 1)))
+    if (!family_allows(s, p->x, p->y, p->z))
         return REJECT_PARTITION;
     Schedule sched = shape(e, p);
     if (sched.m % schedule_group(&sched))

@@ -10,8 +10,8 @@ static ValueId in_op(Part *q, const Op *o, int j) { return home_value(q, o->in[j
 
 /* ---- products ------------------------------------------------------------------ */
 
-static void gemm(Part *q, OpId op, const char *what, ValueId a, bool ta, ValueId b, bool tb,
-                 ValueId c, bool accumulate)
+void gemm(Part *q, OpId op, const char *what, ValueId a, bool ta, ValueId b, bool tb, ValueId c,
+          bool accumulate)
 {
     const Plan *p = q->p;
     Value va = p->values.at[a], vb = p->values.at[b], vc = p->values.at[c];
@@ -198,7 +198,8 @@ static void lower_embed(Part *q, OpId op)
     UnitId u = q->info[op].unit[0];
     ValueId e = weight(q, u);
     bool add;
-    ValueId y = product_out(q, op, o.out[0], AX_YK, &add), to = y;
+    Axes rows = q->p->units.at[u].row_axis;
+    ValueId y = product_out(q, op, o.out[0], rows, &add), to = y;
     if (add) {
         Value v = q->p->values.at[y];
         to = value_new(q, o.out[0], v.layout, v.rows, v.cols_map, BUF_WORK, "look-up");
@@ -221,7 +222,7 @@ static void lower_embed_dw(Part *q, OpId op)
 {
     Op o = q->p->ops.at[op];
     UnitId u = q->info[o.of].unit[0];
-    ValueId dy = gathered(q, o.in[1], 'A');
+    ValueId dy = gathered(q, o.in[1], q->spot[q->p->ops.at[o.of].out[0]].home);
     bool first;
     ValueId de = weight_grad(q, u, &first);
     if (first)
@@ -684,10 +685,11 @@ void lower_op(Part *q, OpId op)
         if (q->p->tensors.at[o.in[j]].kind == T_ROWS && o.kind != OP_PSUM &&
             !keys_are_kept(q, &o, j))
             demand(q, o.in[j]);
+    bool summa = q->p->is.summa > 0;
     switch (o.kind) {
-    case OP_LINEAR:    lower_linear(q, op); break;
-    case OP_LINEAR_DX: lower_linear_dx(q, op); break;
-    case OP_LINEAR_DW: lower_linear_dw(q, op); break;
+    case OP_LINEAR:    (summa ? summa_linear : lower_linear)(q, op); break;
+    case OP_LINEAR_DX: (summa ? summa_linear_dx : lower_linear_dx)(q, op); break;
+    case OP_LINEAR_DW: (summa ? summa_linear_dw : lower_linear_dw)(q, op); break;
     case OP_PSUM:      lower_psum(q, op); break;
     case OP_EMBED:     lower_embed(q, op); break;
     case OP_EMBED_DW:  lower_embed_dw(q, op); break;

@@ -45,12 +45,8 @@ static bool asked(const char *list, const char *word)   // is `word` in "a,b,c" 
     return false;
 }
 
-/* What partition refuses is priced without it, but for another algorithm. */
-static bool needs_paper(const Plan *p)
-{
-    const Word w = p->config->plan.partition;
-    return p->is.refused && !(w.v && strcmp(w.v, "summa") == 0);
-}
+/* What partition refuses is priced without it. */
+static bool needs_paper(const Plan *p) { return p->is.refused != NULL; }
 
 const Config *config_of(const Options *o, const Inputs *in)
 {
@@ -157,10 +153,6 @@ int command_simulate(Compile *c)
 {
     if (!compile_to(c, "autodiff"))
         return EXIT_INPUT;
-    if (c->plan->is.refused && !needs_paper(c->plan)) {
-        partition_choose(c->plan);      // says what it refuses
-        return EXIT_INPUT;
-    }
     return plan_on_paper(c);
 }
 

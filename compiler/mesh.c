@@ -26,16 +26,29 @@ int kv_rep(const Plan *p, const Op *a)
     return p->is.y > a->kv_heads ? p->is.y / a->kv_heads : 1;
 }
 
-/* heads-divide, for one size of y. */
-static bool heads_split(int heads, int kv_heads, int y)
+static bool is_word(Word w, const char *text) { return w.v && strcmp(w.v, text) == 0; }
+
+/* heads-divide, for one size of y. Blocks of a matrix in summa(q) have no copies. */
+static bool heads_split(int heads, int kv_heads, int y, bool summa)
 {
-    return heads % y == 0 && (kv_heads % y == 0 || y % kv_heads == 0);
+    return heads % y == 0 && (kv_heads % y == 0 || (!summa && y % kv_heads == 0));
+}
+
+bool family_allows(const PlanSpec *s, int x, int y, int z)
+{
+    if (is_word(s->partition, "1d"))
+        return x == 1 && z == 1;
+    if (is_word(s->partition, "2d"))
+        return x == 1;
+    return !is_word(s->partition, "summa") || (x == 1 && y == s->summa_q && z == s->summa_q);
 }
 
 /* Where the side of the cube, 0 1 2 for x y z, is written. */
 Loc mesh_side(const Plan *p, int side)
 {
     const PlanSpec *s = &p->config->plan;
+    if (p->is.summa)
+        return s->partition.loc;
     return s->cube[side].loc.end ? s->cube[side].loc : s->cube_loc;
 }
 
@@ -43,31 +56,39 @@ static void report_heads(const Plan *p, const Op *o)
 {
     const Choices *is = &p->is;
     int y = is->y;
+    char side = is->summa ? 'q' : 'y';
     if (o->heads % y)
-        diag_error(o->heads_loc, "heads-divide", "%s not split over y = %d",
-                   o->heads == 1 ? "1 head does" : str_fmt("%d heads do", o->heads), y);
+        diag_error(o->heads_loc, "heads-divide", "%s not split over %c = %d",
+                   o->heads == 1 ? "1 head does" : str_fmt("%d heads do", o->heads), side, y);
+    else if (is->summa)
+        diag_error(o->kv_loc, "heads-divide", "%d kv heads do not split over q = %d", o->kv_heads,
+                   y);
     else
         diag_error(o->kv_loc, "heads-divide", "%d kv heads neither split over y = %d nor divide it",
                    o->kv_heads, y);
     if (mesh_side(p, 1).end)
-        diag_note(mesh_side(p, 1), "y = %d stands here", y);
+        diag_note(mesh_side(p, 1), "%c = %d stands here", side, y);
     int64_t legal[64];
     int n = 0;
     for (int k = 1; k <= o->heads && n < 12; k++)
-        if (mesh_fits(p, is->data, is->x, k, is->z))
+        if (mesh_fits(p, is->data, is->x, k, is->summa ? k : is->z))
             legal[n++] = k;
     for (int k = 1; k <= o->heads && n == 0; k++)
-        if (heads_split(o->heads, o->kv_heads, k))
+        if (heads_split(o->heads, o->kv_heads, k, is->summa))
             legal[n++] = k;
-    diag_hint("y can be %s; to use %d times as many devices, raise x or pipeline",
-              list_of(legal, n, " or "), y);
+    if (is->summa)
+        diag_hint("q can be %s; to use more devices, raise data or pipeline",
+                  list_of(legal, n, " or "));
+    else
+        diag_hint("y can be %s; to use %d times as many devices, raise x or pipeline",
+                  list_of(legal, n, " or "), y);
 }
 
 static bool check_heads(const Plan *p)
 {
     for (int i = 0; i < p->nforward; i++) {
         const Op *o = &p->ops.at[i];
-        if (o->kind == OP_ATTN && !heads_split(o->heads, o->kv_heads, p->is.y)) {
+        if (o->kind == OP_ATTN && !heads_split(o->heads, o->kv_heads, p->is.y, p->is.summa)) {
             report_heads(p, o);
             return false;
         }
@@ -207,6 +228,11 @@ static void check_effect(const Plan *p)
                    (int)s->chunks.v);
         diag_hint("write chunks = 1, or raise pipeline");
     }
+    if (p->is.summa && s->keep.v && !is_word(s->keep, "none")) {
+        diag_error(s->keep.loc, "no-effect", "partition = summa(q) sends its blocks again for "
+                   "every product: keep = %s finds nothing to keep", s->keep.v);
+        diag_hint("write keep = none");
+    }
     if (s->recompute.v && strcmp(s->recompute.v, "attention") == 0) {
         bool any = false;
         for (int i = 0; i < p->nforward; i++)
@@ -225,7 +251,9 @@ static const char *fitting_cubes(const Plan *p, int64_t n)
     int found = 0;
     for (int64_t x = 1; x <= n && found < 4; x++)
         for (int64_t y = n / x; n % x == 0 && y >= 1 && found < 4; y--)
-            if (n / x % y == 0 && mesh_fits(p, p->is.data, (int)x, (int)y, (int)(n / x / y)))
+            if (n / x % y == 0 && family_allows(&p->config->plan, (int)x, (int)y,
+                                                (int)(n / x / y)) &&
+                mesh_fits(p, p->is.data, (int)x, (int)y, (int)(n / x / y)))
                 list[found++] = str_fmt("[%" PRId64 ", %" PRId64 ", %" PRId64 "]", x, y, n / x / y);
     const char *s = found ? list[0] : NULL;
     for (int i = 1; i < found; i++)
@@ -338,6 +366,7 @@ static void add_linear(MeshSizes *s, int64_t in, int64_t out)
 const MeshSizes *mesh_sizes(const Plan *p)
 {
     MeshSizes *s = NEW(MeshSizes);
+    s->summa = is_word(p->config->plan.partition, "summa") && p->config->plan.summa_q > 1;
     for (int i = 0; i < p->nforward; i++)
         if (p->ops.at[i].kind == OP_ATTN)
             add_heads(p, s, &p->ops.at[i]);
@@ -355,11 +384,11 @@ const MeshSizes *mesh_sizes(const Plan *p)
 bool mesh_splits(const MeshSizes *s, int y, int z)
 {
     for (int i = 0; i < s->heads.n; i++)
-        if (!heads_split(s->heads.at[i].heads, s->heads.at[i].kv_heads, y))
+        if (!heads_split(s->heads.at[i].heads, s->heads.at[i].kv_heads, y, s->summa))
             return false;
     for (int i = 0; i < s->linears.n; i++) {
         const LinearSize *l = &s->linears.at[i];
-        bool copied = l->kv_heads && l->kv_heads < y;
+        bool copied = l->kv_heads && l->kv_heads < y && !s->summa;
         if (l->in % z || l->in % y || (!copied && (l->out % y || l->out % z)))
             return false;
     }
@@ -390,7 +419,8 @@ static bool search_grid(Plan *p, int64_t n)
                 if ((n / d / x) % y)
                     continue;
                 int z = (int)(n / d / x / y);
-                if (s->cube[0].set && (x != p->is.x || y != p->is.y || z != p->is.z))
+                if ((s->cube[0].set && (x != p->is.x || y != p->is.y || z != p->is.z)) ||
+                    !family_allows(s, x, y, z))
                     continue;
                 double T = (double)(p->is.batch / d * p->is.sequence);
                 double v = 3 * words(&sums, x, y, z, T) +
@@ -415,6 +445,10 @@ static void choose_grid(Plan *p)
     is->x = s->cube[0].set ? (int)s->cube[0].v : 1;
     is->y = s->cube[1].set ? (int)s->cube[1].v : 1;
     is->z = s->cube[2].set ? (int)s->cube[2].v : 1;
+    if (is_word(s->partition, "summa") && !s->cube[0].set)
+        is->y = is->z = (int)s->summa_q;
+    if (is_word(s->partition, "summa") && family_allows(s, is->x, is->y, is->z) && is->y > 1)
+        is->summa = is->y;
     if (!c->has_cluster || (s->data.set && s->cube[0].set))
         return;
     int64_t n = (int64_t)(c->cluster.nodes.v * c->cluster.per_node.v);
@@ -549,7 +583,7 @@ static int64_t wanted_chunk(const Plan *p)
 int64_t mesh_chunk(const Plan *p, int64_t rows)
 {
     const PlanSpec *s = &p->config->plan;
-    if (p->vocab <= 0)
+    if (p->vocab <= 0 || p->is.summa)
         return rows;
     if (s->logits_chunk.set)
         return chunk_near(p, rows, (int64_t)s->logits_chunk.v, true);
@@ -561,6 +595,15 @@ static void choose_chunk(Plan *p)
     const PlanSpec *s = &p->config->plan;
     Choices *is = &p->is;
     int64_t R = is->T / is->x;
+    if (is->summa) {                    // rows stay where they are: no chunks of them
+        is->logits_chunk = R;
+        if (s->logits_chunk.set && (int64_t)s->logits_chunk.v != R) {
+            diag_error(s->logits_chunk.loc, "no-effect", "partition = summa(q) makes the logits "
+                       "of all %" PRId64 " tokens at once", R);
+            diag_hint("leave logits_chunk out, or write logits_chunk = %" PRId64, R);
+        }
+        return;
+    }
     if (s->logits_chunk.set && p->vocab > 0) {
         int64_t want = (int64_t)s->logits_chunk.v;
         if (want <= 0 || R % want || want % is->z) {
@@ -615,8 +658,6 @@ static void choose_prefetch(Plan *p)
     }
 }
 
-static bool is_word(Word w, const char *text) { return w.v && strcmp(w.v, text) == 0; }
-
 /* The first thing of the plan that this version cannot lay out. */
 static void find_refused(Plan *p)
 {
@@ -626,8 +667,6 @@ static void find_refused(Plan *p)
         { p->is.stages > 63, "more than 63 stages", s->pipeline.loc, "pipeline = 63" },
         { t->precision > PREC_BF16, "fp16 and fp8", t->precision_loc, "precision = bf16" },
         { t->reduce_bf16, "reduce = bf16", t->reduce_loc, "reduce = fp32" },
-        { is_word(s->partition, "summa"), "partition = summa(q)", s->partition.loc,
-          "partition = 3d" },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (list[i].is) {
@@ -642,16 +681,17 @@ static void check_partition(const Plan *p)
 {
     const PlanSpec *s = &p->config->plan;
     const Choices *is = &p->is;
-    if (is_word(s->partition, "1d") && (is->x > 1 || is->z > 1)) {
-        diag_error(s->partition.loc, "partition", "partition = 1d is the grid [1, p, 1], the cube "
-                   "is [%d, %d, %d]", is->x, is->y, is->z);
-        diag_hint("write partition = 3d");
-    }
-    if (is_word(s->partition, "2d") && is->x > 1) {
-        diag_error(s->partition.loc, "partition", "partition = 2d is the grid [1, q, r], the cube "
-                   "is [%d, %d, %d]", is->x, is->y, is->z);
-        diag_hint("write partition = 3d");
-    }
+    if (family_allows(s, is->x, is->y, is->z))
+        return;
+    const char *grid = is_word(s->partition, "1d") ? "1d is the grid [1, p, 1]"
+        : is_word(s->partition, "2d") ? "2d is the grid [1, q, r]"
+        : str_fmt("summa(%" PRId64 ") is the grid [1, %" PRId64 ", %" PRId64 "]", s->summa_q,
+                  s->summa_q, s->summa_q);
+    diag_error(s->partition.loc, "partition", "partition = %s, the cube is [%d, %d, %d]", grid,
+               is->x, is->y, is->z);
+    if (s->cube_loc.end)
+        diag_note(s->cube_loc, "the cube stands here");
+    diag_hint("write partition = 3d");
 }
 
 void mesh_choose(Plan *p)

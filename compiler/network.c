@@ -26,7 +26,8 @@ static void add_use(NetUses *all, NetUse u)
 
 static RingKind ring_of(CollKind k)
 {
-    return k == COLL_REDUCE_SCATTER ? RING_SUM : k == COLL_ALL_REDUCE ? RING_ALL : RING_GATHER;
+    return k == COLL_REDUCE_SCATTER || k == COLL_REDUCE ? RING_SUM
+         : k == COLL_ALL_REDUCE ? RING_ALL : RING_GATHER;
 }
 
 /* One call of an instruction. */
@@ -38,6 +39,8 @@ static double call_seconds(const Plan *p, const Cost *c, const Inst *i, double b
         return price_transfer(&c->prices, &c->mesh, p->is.stages - 1, true, bytes);
     Group g = price_group(&c->prices, &c->mesh, i->axes);
     g.size = (int)print_group(p, i);
+    if (i->coll == COLL_BROADCAST || i->coll == COLL_REDUCE)    // as cost.c: see blocks there
+        bytes *= (double)g.size / (g.size - 1);
     return price_collective(&c->prices, &g, ring_of(i->coll), 1, bytes);
 }
 
@@ -70,11 +73,13 @@ static void paper_term(NetUses *all, const Pipeline *q, const Term *t, double co
     static const char *const axis[] = { "x", "y", "z" };
     const Schedule *s = &q->schedule;
     bool both = t->axis == 2 && t->group.size > q->plan->is.z;
-    NetUse u = { coll_of[t->ring], str(both ? "x z" : axis[t->axis]), t->group.size, 0, 0, 0 };
+    CollKind kind = !t->rooted ? coll_of[t->ring] : t->ring == RING_SUM ? COLL_REDUCE
+                                                                        : COLL_BROADCAST;
+    NetUse u = { kind, str(both ? "x z" : axis[t->axis]), t->group.size, 0, 0, 0 };
     for (int i = 0; i < s->k; i++) {
         double bytes = t->token_bytes * (double)(s->b * s->slice[i]) + t->bytes;
         u.calls += t->calls;
-        u.bytes += bytes;
+        u.bytes += t->rooted ? bytes * (t->group.size - 1) / t->group.size : bytes;
         u.seconds += price_collective(&q->cost->prices, &t->group, t->ring, t->calls, bytes);
     }
     count *= s->m;

@@ -193,7 +193,10 @@ void partition_choose(Plan *p)
     fresh(&q, p);
     place_psums(&q);
     make_stages(p);
-    if (keep.v) {
+    if (p->is.summa) {
+        lay_out(p, false, false);
+        p->is.keep_why = "blocks are sent again for every product";
+    } else if (keep.v) {
         bool both = strcmp(keep.v, "both") == 0;
         lay_out(p, both || strcmp(keep.v, "inputs") == 0, both || strcmp(keep.v, "weights") == 0);
         p->is.keep_why = "pinned";

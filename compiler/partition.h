@@ -7,6 +7,7 @@
  *   sections.c   which chunk of which stage an operator is in; what crosses the cuts
  *   lower.c      the instructions of one rank, and every collective
  *   lower_ops.c  one function per operator
+ *   lower_summa.c  products of blocks
  *   partition.c  the pass: calls them in this order
  */
 #ifndef PARTITION_H
@@ -99,6 +100,9 @@ typedef struct Part {
 enum { TO_A = 'A', TO_B = 'B' };
 
 /* mesh.c */
+/* Is the cube in the family that `partition` names? 1d: [1,p,1], 2d: [1,q,r], summa(q):
+ * [1,q,q]; 3d, or none named: any. */
+bool family_allows(const PlanSpec *s, int x, int y, int z);
 int  kv_rep(const Plan *p, const Op *attn); // copies of each kv column: y / kv_heads, or 1
 bool mesh_fits(const Plan *p, int data, int x, int y, int z);   // rows, heads and widths divide
 const MeshSizes *mesh_sizes(const Plan *p);         // needs graph
@@ -177,9 +181,16 @@ void    emit_cluster(Part *q, int c);
 int     cluster_of(Part *q, OpId op);       // after joins
 
 /* lower_ops.c */
+void gemm(Part *q, OpId op, const char *what, ValueId a, bool ta, ValueId b, bool tb, ValueId c,
+          bool accumulate);
 void lower_op(Part *q, OpId op);
 void lower_loss(Part *q, OpId op);
 void lower_sync(Part *q);
+
+/* lower_summa.c */
+void summa_linear(Part *q, OpId op);
+void summa_linear_dx(Part *q, OpId op);
+void summa_linear_dw(Part *q, OpId op);
 
 /* lower_rows.c */
 void lower_cluster(Part *q, int c);

@@ -12,6 +12,9 @@
  *          +--------+                    +--------+
  *      x,y |        |  -- W1 [z,y] -->   |        | x,z
  *          +--------+  <- W2 [y,z] --    +--------+
+ *
+ * partition = summa(q), y = z = q: every tensor is in B, and every matrix and table has its
+ * rows by z and its columns by y. A product is then a sum of q products of blocks (lower_summa.c).
  */
 #include "partition.h"
 
@@ -94,6 +97,11 @@ static char op_home(Part *q, OpId i, char *orient)
         const Op *f = &p->ops.at[o->of];
         if (is_rows(p, f->out[0]))
             return q->spot[f->out[0]].home;
+    }
+    if (p->is.summa) {
+        if (o->kind == OP_LINEAR)       // rows of its matrix by z: see units.c
+            q->info[i].lin_home = o->transposed ? 'B' : 'A';
+        return 'B';
     }
     switch (o->kind) {
     case OP_EMBED:
@@ -319,18 +327,30 @@ int64_t local_width(const Plan *p, Columns c, Axes axis)
     return n;
 }
 
+/* What the home's column axis is called in the plan section. */
+static char side_of(const Plan *p, char home)
+{
+    return p->is.summa ? 'q' : home == 'A' ? 'z' : 'y';
+}
+
 /* Sizes of the home's column axis near the one at hand with which everything divides. */
-static const char *near_sizes(const Part *q, char home, int64_t size)
+static bool size_fits(const Part *q, char home, int v)
 {
     const Choices *is = &q->p->is;
+    if (is->summa)
+        return mesh_fits(q->p, is->data, is->x, v, v);
+    return home == 'A' ? mesh_fits(q->p, is->data, is->x, is->y, v)
+                       : mesh_fits(q->p, is->data, is->x, v, is->z);
+}
+
+static const char *near_sizes(const Part *q, char home, int64_t size)
+{
     int64_t lo = 0, hi = 0;
     for (int64_t v = size - 1; v >= 1 && !lo; v--)
-        if (home == 'A' ? mesh_fits(q->p, is->data, is->x, is->y, (int)v)
-                        : mesh_fits(q->p, is->data, is->x, (int)v, is->z))
+        if (size_fits(q, home, (int)v))
             lo = v;
     for (int64_t v = size + 1; v <= 4 * size && !hi; v++)
-        if (home == 'A' ? mesh_fits(q->p, is->data, is->x, is->y, (int)v)
-                        : mesh_fits(q->p, is->data, is->x, (int)v, is->z))
+        if (size_fits(q, home, (int)v))
             hi = v;
     return lo && hi ? str_fmt("%" PRId64 " or %" PRId64, lo, hi)
                     : str_fmt("%" PRId64, lo ? lo : hi ? hi : 1);
@@ -375,7 +395,7 @@ static void check_width(Part *q, TensorId t)
         if (q->odd_width[s->home == 'B'] == g.width)    // said already of a tensor like it
             return;
         q->odd_width[s->home == 'B'] = g.width;
-        char a = s->home == 'A' ? 'z' : 'y';
+        char a = side_of(p, s->home);
         diag_error(x->loc, "width-divides", "width %" PRId64 " of `%s` does not split over "
                    "%c = %" PRId64, g.width, x->name, a, size);
         Loc side = mesh_side(p, s->home == 'A' ? 2 : 1);
@@ -421,7 +441,7 @@ static void check_parts(Part *q, const Op *o)
     const Spot *s = &q->spot[o->kind == OP_CONCAT ? o->out[0] : o->in[0]];
     char home = q->spot[o->out[0]].home;
     int64_t size = axes_size(p, axis_of(home), 1);
-    char a = home == 'A' ? 'z' : 'y';
+    char a = side_of(p, home);
     int rep = home == 'B' ? s->cols.seg[0].rep : 1;
     if (parts <= 1 && op_class[o->kind] == C_RED && rep > 1 && size > rep) {
         diag_error(o->loc, "heads-divide", "`%s` works on whole rows of kv heads that are copied "
@@ -575,7 +595,7 @@ void place_region(Part *q)
     for (int i = 0; i < p->nforward; i++)
         if (p->ops.at[i].kind == OP_CE)
             q->ce = i;
-    if (q->ce == NONE)
+    if (q->ce == NONE || p->is.summa)
         return;
     OpId head = NONE;
     bool dummy = true;
@@ -591,7 +611,7 @@ void place_region(Part *q)
 /* ---- partial sums -------------------------------------------------------------
  * In a tree of additions, products (or look-ups) that are each partial over
  * the same axis are summed before one reduce-scatter: x + (a W + b) + (c V + d)
- * becomes PSUM(a W, c V) + x + b + d.
+ * becomes PSUM(a W, c V) + x + b + d. In summa(q) only look-ups leave a sum pending.
  */
 typedef VEC(TensorId) Leaves;
 
@@ -632,7 +652,7 @@ static bool is_partial_leaf(const Part *q, TensorId t, char home, int64_t width,
         p->tensors.at[t].width != width || q->info[d].region || q->block[d] != block)
         return false;
     OpKind k = p->ops.at[d].kind;
-    return k == OP_LINEAR || k == OP_LINEAR_DX || k == OP_EMBED;
+    return k == OP_EMBED || (!p->is.summa && (k == OP_LINEAR || k == OP_LINEAR_DX));
 }
 
 typedef VEC(Op) Ops;

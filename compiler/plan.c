@@ -20,7 +20,8 @@ const OpClass op_class[OP_COUNT] = {
 };
 
 const char *const coll_word[COLL_COUNT] = {
-    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "recv"
+    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce",
+    "send", "recv"
 };
 
 const char *const inst_word[I_KINDS] = {
@@ -150,6 +151,8 @@ const char *plan_line(const Plan *p)
     if (is->chunks > 1)
         text_add(&t, " in %d chunks", is->chunks);
     text_add(&t, ", cube [%d, %d, %d]", is->x, is->y, is->z);
+    if (is->summa)
+        text_add(&t, ", summa(%d)", is->summa);
     int64_t m = is->batch / is->data / is->microbatch;
     if (m > 1)
         text_add(&t, ", %" PRId64 " microbatches", m);

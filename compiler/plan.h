@@ -207,6 +207,13 @@ typedef struct {
     int64_t offset;         // bytes in the region, 64-byte aligned (memory.c)
 } Buffer;
 
+/*
+ * partition = summa(q): block `i` of q, of columns (a weight: of rows) that the axis `over`
+ * splits. Either what member i of each group has, sent to all of it, or (sum) the rank's
+ * part of the sum that member i is to have. over 0: no panel.
+ */
+typedef struct { Axes over; int i; bool sum; } SummaPanel;
+
 /* A matrix of numbers on every rank: [rows, cols] at buffer[offset + r*ld + c]. */
 typedef struct {
     TensorId tensor;        // what it holds (NONE: scratch)
@@ -219,6 +226,7 @@ typedef struct {
     bool whole;             // weights: gathered block (else the shard)
     bool part;              // weights: the replica's part of the shard alone (zero 2, 3)
     bool gathered; Phase made;  // a gathered copy, and the phase that made it (see keep)
+    SummaPanel panel;            // one block of the matrix, on its way
 } Value;
 
 /*
@@ -265,7 +273,7 @@ typedef struct {
 
 typedef enum {
     COLL_ALL_GATHER, COLL_REDUCE_SCATTER, COLL_ALL_REDUCE, COLL_ALL_TO_ALL,
-    COLL_BROADCAST, COLL_SEND, COLL_RECV, COLL_COUNT
+    COLL_BROADCAST, COLL_REDUCE, COLL_SEND, COLL_RECV, COLL_COUNT
 } CollKind;
 extern const char *const coll_word[COLL_COUNT];
 
@@ -320,7 +328,8 @@ typedef struct {
     CollKind coll; A2aKind a2a; Axes axes; int rep;
     uint64_t stages;        // axes & AX_STAGE: bit r: stage r takes part
     int slice;              // all_to_all: whose rows
-    int peer;               // send, recv: the other stage
+    int peer;               // send, recv: the other stage; broadcast, reduce: the root's
+                            // coordinate on the axis
     const char *reason;     // I_COLL: why it is there, for people
     bool is_vector_grad;    // all_reduce bundled over a range of the gradient region
     StreamId stream;                // streams.c: where it runs on a GPU
@@ -369,6 +378,7 @@ typedef struct {
 
 typedef struct {
     int data, stages, x, y, z;
+    int summa;                      // partition = summa(q): q, with x = 1, y = z = q; else 0
     int64_t batch, sequence;        // of the whole step
     int64_t microbatch;             // sequences of a replica in one pass (= batch/data here)
     int64_t T;                      // rows of one pass: microbatch * sequence
@@ -399,7 +409,11 @@ typedef struct {
     int64_t queries, keys, values;          // columns
 } HeadSize;
 typedef struct { int64_t in, out; int kv_heads; } LinearSize;   // kv_heads: it makes keys; or 0
-typedef struct { VEC(HeadSize) heads; VEC(LinearSize) linears; } MeshSizes;
+typedef struct {
+    VEC(HeadSize) heads;
+    VEC(LinearSize) linears;
+    bool summa;                             // partition = summa(q): columns have no copies
+} MeshSizes;
 
 typedef struct Plan {
     const Config *config;

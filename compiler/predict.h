@@ -36,6 +36,7 @@ typedef struct {
     double calls;                   // collectives
     Group group; RingKind ring;
     bool hidden;                    // collectives: runs beside the pass's compute
+    bool rooted;                    // collectives: broadcasts, or sums on one member
     Attention attention;
 } Term;
 typedef struct { Term *at; int n, cap; } Terms;

@@ -130,6 +130,11 @@ const char *print_keep(const Choices *is)
                            : (is->keep_weights ? "weights" : "none");
 }
 
+const char *print_partition(const Choices *is)
+{
+    return is->summa ? str_fmt("summa(%d)", is->summa) : is->x > 1 ? "3d" : is->z > 1 ? "2d" : "1d";
+}
+
 const char *print_recompute(const Plan *p)
 {
     const PlanSpec *s = &p->config->plan;
@@ -194,6 +199,8 @@ double print_received(const Plan *p, const Inst *i)
     case COLL_ALL_GATHER:       return (group - 1) * in;
     case COLL_REDUCE_SCATTER:   return (group - 1) * out;
     case COLL_ALL_REDUCE:       return 2 * (group - 1) / group * out;
+    case COLL_BROADCAST: case COLL_REDUCE:      // the mean over the group
+        return (group - 1) / group * in;
     case COLL_ALL_TO_ALL:
         if (i->a2a == A2A_AB || i->a2a == A2A_BA)
             return in * (1 - overlap_ab(p));
@@ -344,6 +351,8 @@ static void print_inst(const Plan *p, int i, FILE *f)
             x->kind == I_COLL ? coll_word[x->coll] : inst_word[x->kind]);
     if (x->kind == I_COLL)
         print_axis_set(p, "over", x->axes, x->rep, f);
+    if (x->kind == I_COLL && (x->coll == COLL_BROADCAST || x->coll == COLL_REDUCE))
+        fprintf(f, " %s %d", x->coll == COLL_BROADCAST ? "from" : "to", x->peer);
     fprintf(f, "  %s  ", x->name);
     for (int j = 0; j < x->nin; j++) {
         fprintf(f, "%s", j ? ", " : "");

@@ -57,6 +57,7 @@ int64_t     print_param_bytes(const Plan *p);       // of a stored element
 typedef struct { const ParamUnit *unit; int64_t rows, cols, elements; } ParamHome;
 ParamHome   print_param_home(const Plan *p, ParamId w);
 const char *print_keep(const Choices *is);          // as in the plan block
+const char *print_partition(const Choices *is);     // the family: 1d, 2d, 3d, summa(q)
 const char *print_recompute(const Plan *p);
 extern const char *const attention_word[3];
 extern const char *const precision_word[5];

@@ -90,6 +90,7 @@ void print_json_layout(Json *j, const Plan *p)
     json_integer(j, NULL, is->y);
     json_integer(j, NULL, is->z);
     json_end(j, ']');
+    json_text(j, "partition", print_partition(is));
     const Pipeline *q = p->pipeline;
     json_integer(j, "microbatch", q ? q->feed.b : is->microbatch);
     json_begin(j, "slices", '[');

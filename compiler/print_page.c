@@ -68,6 +68,28 @@ static double received(const Stage *s)
     return sum;
 }
 
+/* The family of the cube paper that the grid is of, and what it makes a rank receive. */
+static void print_family(const Stage *s, FILE *f)
+{
+    const Choices *is = &s->p->is;
+    double sum = 0;
+    for (int i = 0; i < s->traffic.n; i++) {
+        const Inst *c = s->traffic.at[i].inst;
+        if (c->coll != COLL_SEND && !(c->axes & (AX_DATA | AX_STAGE)))
+            sum += s->traffic.at[i].sum;
+    }
+    if (is->x * is->y * is->z == 1)
+        return;
+    const char *what = is->summa ? "blocks of matrices and activations are broadcast, q times "
+                                   "for each product"
+        : is->x == 1 && is->z == 1 ? "matrices are split over y alone, Megatron's"
+        : is->x == 1 ? "matrices are split over y and z"
+        : is->y == 1 && is->z == 1 ? "matrices are spread over x alone, as FSDP has them"
+        : "matrices are spread over x, y and z";
+    fprintf(f, "  family    %s: %s; %s received over the cube\n", print_partition(is), what,
+            str_bytes(sum));
+}
+
 static void print_traffic_line(const Stages *all, FILE *f)
 {
     const Stage *s = &all->at[0];
@@ -86,6 +108,7 @@ static void print_traffic_line(const Stages *all, FILE *f)
     }
     fprintf(f, "  traffic   %s received by a rank%s in a step\n", str_bytes(received(s)),
             all->n > 1 ? str_fmt(" of stage %d", s->p->stage) : "");
+    print_family(s, f);
     const Inst *c = most->inst;
     fprintf(f, "  largest   %s over %s, %s in %s: %s (%s)\n", coll_word[c->coll],
             group_text(s->p, c), str_bytes(most->sum), plural(most->calls, "call"),
@@ -216,7 +239,7 @@ static bool same_axes(const Stage *a, const Stage *b)
 
 static void print_axis_costs(const Stages *all, FILE *f)
 {
-    Table t = { .align = "llrrrrrrrrr" };
+    Table t = { .align = "llrrrrrrrrrr" };
     bool any = false;
     table_cell(&t, "stage");
     table_cell(&t, "axis");
@@ -263,6 +286,13 @@ static void print_layouts(const Plan *p, FILE *f)
     table_cell(&t, "rows by");
     table_cell(&t, "columns by");
     table_cell(&t, is->nslices > 1 ? "rows on a rank, of the longest slice" : "rows on a rank");
+    if (is->summa) {
+        layout_row(p, &t, "B  all activations", AX_Z, AX_YK, is->z, T);
+        layout_row(p, &t, "matrices and tables", AX_Z, AX_YK, 0, T);
+        print_heading(f, "layouts");
+        table_print(&t, f);
+        return;
+    }
     layout_row(p, &t, "A  residual stream", AX_X | AX_YK, AX_Z, is->x * is->y, T);
     layout_row(p, &t, "B  inside a pair of linears", AX_X | AX_Z, AX_YK, is->x * is->z, T);
     if (is->y * is->z > 1) {

@@ -111,8 +111,8 @@ static void table_unit(Part *q, ParamId w, int turn)
     ParamUnit *u = unit_add(q, a->name, a->loc, turn);
     u->is_table = true;
     u->rows = rows_spot(q, w)->cols;
-    u->row_axis = AX_YK;
-    u->col_axis = AX_Z;
+    u->row_axis = p->is.summa ? AX_Z : AX_YK;
+    u->col_axis = p->is.summa ? AX_YK : AX_Z;
     u->pad_rows = rows_spot(q, w)->pad;
     for (int i = 0; i < c.n; i++) {
         Segment g = c.seg[i];

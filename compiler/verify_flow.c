@@ -12,6 +12,10 @@
  *     reduce-scatter over g   partial g         -> rows (.., g)
  *     all-reduce over g       partial g         -> none pending
  *     product x[.., k] w[k, ..]   columns of x split over k -> partial k
+ *
+ * partition = summa(q): panels are blocks on their way. A broadcast over g makes block i of
+ * what g splits a panel, which a product takes and nothing else; a sum over blocks is done
+ * when each has been added once, a result when each of its blocks has been summed once.
  */
 #include "verify.h"
 
@@ -26,6 +30,8 @@ typedef struct {
     int64_t tokens;             // column sums: of how many tokens
     bool read;                  // since it was written: adding to it now is too late
     bool sum;                   // of gradients: to be read, once, before it may go
+    SummaPanel panel;                // it is a block on its way
+    uint64_t blocks; int nblocks;       // of q that are to be there, those that are; 0: no blocks
 } Fact;
 typedef VEC(Fact) Facts;
 
@@ -42,6 +48,8 @@ typedef struct {
     int ncount, nnorm, ntotals, nupdate;        // of a step's end, seen so far
     int64_t contracting, contracted;            // of the product at hand: its columns, all
     TensorId dlogits;           // what the loss leaves in the logits' place
+    uint64_t *rounds;           // per op: blocks of a weight's gradient that it has summed
+    bool adds;                  // the round at hand adds to the gradient
 } Flow;
 
 static void fail(Flow *f, const char *check, const char *fmt, ...)
@@ -127,6 +135,17 @@ static bool holds(const Flow *f, const Fact *a, TensorId t, int depth)
     return false;
 }
 
+static bool same_panel(SummaPanel a, SummaPanel b)
+{
+    return a.over == b.over && (a.over == 0 || (a.i == b.i && a.sum == b.sum));
+}
+
+static const char *panel_word(SummaPanel a)
+{
+    return a.over == 0 ? "no block on its way"
+         : str_fmt("%sblock %d over %s", a.sum ? "a part of " : "", a.i, axes_word(a.over, 1));
+}
+
 static bool has_copies(const Value *x)
 {
     bool copies = false;
@@ -170,6 +189,12 @@ static Layout read(Flow *f, ValueId id)
         if (x->tensor != NONE && a->tensor != NONE && !holds(f, a, x->tensor, 0))
             fail(f, "other-contents", "`%s` is not, or not yet, in `%s`",
                  f->p->tensors.at[x->tensor].name, f->p->buffers.at[x->buffer].name);
+        if (!same_panel(a->panel, x->panel))
+            fail(f, "layout-agrees", "`%s` holds %s, the operand names %s",
+                 f->p->buffers.at[x->buffer].name, panel_word(a->panel), panel_word(x->panel));
+        if (a->nblocks && a->blocks + 1 != UINT64_C(1) << (a->nblocks - 1) << 1)
+            fail(f, "sum-unfinished", "`%s` has %d of its %d blocks",
+                 f->p->buffers.at[x->buffer].name, __builtin_popcountll(a->blocks), a->nblocks);
         if (x->unit != NONE && (a->unit != x->unit || a->whole != x->whole || a->part != x->part))
             fail(f, "layout-agrees", "`%s` holds another block than the operand names",
                  f->p->buffers.at[x->buffer].name);
@@ -213,7 +238,8 @@ static void put(Flow *f, ValueId id, Layout type)
     const Inst *n = &f->p->insts.at[f->i == NONE ? 0 : f->i];
     Fact a = { .offset = x->offset, .rows = x->rows, .cols = x->cols, .ld = x->ld, .type = type,
                .unit = x->unit, .whole = x->whole, .part = x->part, .tensor = x->tensor,
-               .copies = has_copies(x), .nterms = 1, .last = f->i == NONE ? NONE : n->op };
+               .copies = has_copies(x), .nterms = 1, .last = f->i == NONE ? NONE : n->op,
+               .panel = x->panel };
     a.k = f->contracting;
     a.want = f->contracted;
     keeps_sums(f, x);
@@ -274,6 +300,31 @@ static void produce(Flow *f, ValueId id, Layout type, bool accumulate)
         add(f, id, type);
     else
         write(f, id, type);
+}
+
+/* One more block of what stands at `id`, which the instruction's operator makes; each once. */
+static void add_block(Flow *f, ValueId id, int i, int nblocks)
+{
+    const Value *x = val(f, id);
+    Facts *facts = &f->facts[x->buffer];
+    for (int k = 0; k < facts->n; k++) {
+        Fact *a = &facts->at[k];
+        if (!overlaps(a, x))
+            continue;
+        if (a->blocks >> i & 1)
+            fail(f, "sum-twice", "block %d is in `%s` already", i,
+                 f->p->buffers.at[x->buffer].name);
+        a->blocks |= UINT64_C(1) << i;
+        a->nblocks = nblocks;
+    }
+}
+
+static void no_blocks(Flow *f, ValueId id)
+{
+    Facts *facts = &f->facts[val(f, id)->buffer];
+    for (int k = 0; k < facts->n; k++)
+        if (overlaps(&facts->at[k], val(f, id)))
+            facts->at[k].blocks = 0;
 }
 
 /* Same, for gradients of units: their type is not declared on the value. */
@@ -429,18 +480,86 @@ static void weight_gradient(Flow *f, const Inst *n)
     produce_grad(f, n->out[0], t, n->accumulate);
 }
 
+/* ---- rules: products of blocks, partition = summa(q) ---------------------------------------- */
+
+/* A step of C = A B (by_cols: of C = A BT): in[1] is a block of the weight's rows. */
+static void block_product(Flow *f, const Inst *n, bool by_cols)
+{
+    const ParamUnit *u = read_weight(f, n->in[1]);
+    Layout x = read(f, n->in[0]);
+    if (u == NULL)
+        return;
+    const Value *v = val(f, n->in[0]), *w = val(f, n->in[1]), *c = val(f, n->out[0]);
+    Axes rows = canon(f, u->row_axis, 1), cols = canon(f, u->col_axis, 1);
+    SummaPanel sent = { cols, w->panel.i, false }, none = { 0 };
+    if (w->panel.over != rows || w->panel.sum)
+        fail(f, "layout-agrees", "the weight is %s, not a block over %s", panel_word(w->panel),
+             axes_word(rows, 1));
+    if (!same_panel(v->panel, by_cols ? none : sent))
+        fail(f, "layout-agrees", "the operand is %s, the weight %s", panel_word(v->panel),
+             panel_word(w->panel));
+    sent.sum = true;
+    if (!same_panel(c->panel, by_cols ? sent : none))
+        fail(f, "layout-agrees", "the result is declared %s, the weight is %s",
+             panel_word(c->panel), panel_word(w->panel));
+    if (x.cols != (by_cols ? cols : 0) || (x.rows & cols))
+        fail(f, "layout-agrees", "the operand is %s, the weight's columns are split over {%s}",
+             type_word(x), axes_word(cols, 1));
+    if (x.partial)
+        fail(f, "partial-value", "a pending sum over %s enters a product",
+             axes_word(x.partial, x.rep));
+    if (!by_cols && !same_columns(v->cols_map, u->rows))
+        fail(f, "layout-agrees", "columns of the operand are not the rows of `%s`", u->name);
+    Layout y = type(x.rows, by_cols ? 0 : cols, by_cols ? cols : 0);
+    f->contracting = n->k * (by_cols ? axes_size(f->p, cols, 1) : 1);
+    f->contracted = f->p->tensors.at[f->p->ops.at[n->op].in[0]].width;
+    produce(f, n->out[0], y, n->accumulate);
+    f->contracting = f->contracted = 0;
+    if (!by_cols)
+        add_block(f, n->out[0], w->panel.i, (int)axes_size(f->p, rows, 1));
+}
+
+/* A step of C = AT B: the columns that were sent are a block of the weight's rows. */
+static void block_gradient(Flow *f, const Inst *n)
+{
+    Layout a = read(f, n->in[0]), b = read(f, n->in[1]);
+    const Value *v = val(f, n->in[0]), *g = val(f, n->out[0]);
+    if (g->unit == NONE) {
+        fail(f, "layout-agrees", "the result is no gradient of a unit");
+        return;
+    }
+    const ParamUnit *u = &f->p->units.at[g->unit];
+    Axes rows = canon(f, u->row_axis, 1), cols = canon(f, u->col_axis, 1);
+    SummaPanel sent = { cols, v->panel.i, false }, made = { rows, v->panel.i, true };
+    if (!same_panel(v->panel, sent) || !same_panel(g->panel, made))
+        fail(f, "layout-agrees", "the operand is %s, the result declared %s", panel_word(v->panel),
+             panel_word(g->panel));
+    if (val(f, n->in[1])->panel.over)
+        fail(f, "layout-agrees", "both operands are blocks on their way");
+    if (a.rows != b.rows || a.cols || b.cols != cols || (a.rows & cols))
+        fail(f, "layout-agrees", "the operands are %s and %s", type_word(a), type_word(b));
+    if (a.partial || b.partial)
+        fail(f, "partial-value", "a pending sum over %s enters a product",
+             axes_word(a.partial | b.partial, 1));
+    if (n->accumulate)
+        fail(f, "sum-twice", "a block's part of a gradient is added to another one");
+    produce_grad(f, n->out[0], type(0, 0, (Axes)(a.rows | late_axes(f, g->unit))), false);
+    newest(f, n->out[0])->tokens = n->k * axes_size(f->p, a.rows, 1);
+}
+
 static void rule_gemm(Flow *f, const Inst *n)
 {
     const Op *o = &f->p->ops.at[n->op], *fo = forward_of(f, n);
+    bool blocks = f->p->is.summa > 0;
     switch (o->kind) {
     case OP_LINEAR:
-        product(f, n, fo->transposed);
+        (blocks ? block_product : product)(f, n, fo->transposed);
         break;
     case OP_LINEAR_DX:
-        product(f, n, !fo->transposed);
+        (blocks ? block_product : product)(f, n, !fo->transposed);
         break;
     case OP_LINEAR_DW:
-        weight_gradient(f, n);
+        (blocks ? block_gradient : weight_gradient)(f, n);
         break;
     default:
         fail(f, "layout-agrees", "a product of operator %s", op_word[o->kind]);
@@ -987,6 +1106,96 @@ static void rule_scatter(Flow *f, const Inst *n)
     write(f, n->out[0], l);
 }
 
+/* Member `peer` of the group sends its block of columns, or of a weight's rows, to all. */
+static void rule_broadcast(Flow *f, const Inst *n)
+{
+    const Value *a = val(f, n->in[0]), *c = val(f, n->out[0]);
+    SummaPanel made = { n->axes, n->peer, false };
+    if (a->panel.over || !same_panel(c->panel, made) || a->rows != c->rows || a->cols != c->cols)
+        fail(f, "group-fits", "%s is sent as block %d over %s, declared %s", panel_word(a->panel),
+             n->peer, axes_word(n->axes, 1), panel_word(c->panel));
+    if (a->unit != NONE) {
+        const ParamUnit *u = read_weight(f, n->in[0]);
+        if (n->axes != canon(f, u->row_axis, 1) || c->unit != a->unit)
+            fail(f, "group-fits", "a block of `%s`, whose rows are split over %s, is sent over %s",
+                 u->name, axes_word(canon(f, u->row_axis, 1), 1), axes_word(n->axes, n->rep));
+        put(f, n->out[0], type(0, 0, 0));
+        return;
+    }
+    Layout l = read(f, n->in[0]);
+    if (l.partial)
+        fail(f, "partial-value", "a sum over %s is pending in what is sent",
+             axes_word(l.partial, l.rep));
+    if (l.cols != n->axes)
+        fail(f, "group-fits", "columns are split over {%s}, a block is sent over {%s}",
+             axes_word(l.cols, 1), axes_word(n->axes, n->rep));
+    l.cols = 0;
+    write(f, n->out[0], l);
+}
+
+/* A block of a weight's gradient is summed where it belongs. A round of all blocks is one
+ * contribution: it overwrites all of them, or adds to all. */
+static void block_summed(Flow *f, const Inst *n, int nblocks)
+{
+    const Value *a = val(f, n->in[0]), *c = val(f, n->out[0]);
+    uint64_t *round = &f->rounds[n->op], bit = UINT64_C(1) << n->peer;
+    read(f, n->in[0]);
+    Layout l = fact_type(f, n->in[0]);
+    int64_t tokens = 0;
+    Facts *facts = &f->facts[a->buffer];
+    for (int i = 0; i < facts->n; i++)
+        if (overlaps(&facts->at[i], a))
+            tokens = facts->at[i].tokens;
+    if (c->unit != a->unit || c->panel.over || c->part)
+        fail(f, "group-fits", "a block of one gradient is summed into the room of another");
+    if (!(l.partial & n->axes))
+        fail(f, "sum-twice", "pending is {%s}, summed {%s}", axes_word(l.partial, l.rep),
+             axes_word(n->axes, n->rep));
+    l.partial &= (Axes)~n->axes;
+    if (*round == 0) {
+        produce_grad(f, n->out[0], l, n->accumulate);
+        no_blocks(f, n->out[0]);
+    } else if (n->accumulate != f->adds)
+        fail(f, "sum-twice", "some blocks of one gradient are added, others overwritten");
+    f->adds = n->accumulate;
+    *round |= bit;
+    add_block(f, n->out[0], n->peer, nblocks);
+    if (__builtin_popcountll(*round) < nblocks)
+        return;
+    share(f, n->op, a->unit, tokens);
+    *round = 0;
+}
+
+/* The parts of a block are summed on member `peer`, whose block it is. */
+static void rule_root_sum(Flow *f, const Inst *n)
+{
+    const Value *a = val(f, n->in[0]), *c = val(f, n->out[0]);
+    SummaPanel part = { n->axes, n->peer, true };
+    int nblocks = (int)axes_size(f->p, n->axes, n->rep);
+    if (!same_panel(a->panel, part) || a->rows != c->rows || a->cols != c->cols)
+        fail(f, "group-fits", "%s is summed over %s on member %d", panel_word(a->panel),
+             axes_word(n->axes, n->rep), n->peer);
+    if (a->unit != NONE) {
+        block_summed(f, n, nblocks);
+        return;
+    }
+    Layout l = read(f, n->in[0]);
+    if (l.partial != n->axes)
+        fail(f, "sum-twice", "pending is {%s}, summed {%s}", axes_word(l.partial, l.rep),
+             axes_word(n->axes, n->rep));
+    l.partial = 0;
+    l.cols = n->axes;
+    const Fact *now = NULL;
+    for (int i = 0; i < f->facts[c->buffer].n; i++)
+        if (overlaps(&f->facts[c->buffer].at[i], c))
+            now = &f->facts[c->buffer].at[i];
+    bool more = now && now->last == n->op && now->nblocks == nblocks && now->tensor == c->tensor &&
+                __builtin_popcountll(now->blocks) < nblocks;
+    if (!more)
+        write(f, n->out[0], l);
+    add_block(f, n->out[0], n->peer, nblocks);
+}
+
 static void rule_reduce(Flow *f, const Inst *n)
 {
     if (is_range(f, val(f, n->in[0]))) {
@@ -1076,6 +1285,12 @@ static void rule_coll(Flow *f, const Inst *n)
     }
     if (n->axes == 0 || axes_size(f->p, n->axes, n->rep) == 1)
         fail(f, "group-fits", "a group of one");
+    bool rooted = n->coll == COLL_BROADCAST || n->coll == COLL_REDUCE;
+    if (rooted && (n->peer < 0 || n->peer >= axes_size(f->p, n->axes, n->rep) || n->peer > 63)) {
+        fail(f, "group-fits", "member %d of a group of %d", n->peer,
+             (int)axes_size(f->p, n->axes, n->rep));
+        return;
+    }
     if ((n->axes & AX_Y) == AX_YK && n->rep > 1)
         fail(f, "group-fits", "a group of every %d-th rank of y", n->rep);
     switch (n->coll) {
@@ -1083,6 +1298,8 @@ static void rule_coll(Flow *f, const Inst *n)
     case COLL_REDUCE_SCATTER: rule_scatter(f, n); break;
     case COLL_ALL_REDUCE:     rule_reduce(f, n); break;
     case COLL_ALL_TO_ALL:     rule_exchange(f, n); break;
+    case COLL_BROADCAST:      rule_broadcast(f, n); break;
+    case COLL_REDUCE:         rule_root_sum(f, n); break;
     default:
         fail(f, "group-fits", "no rule for %s", coll_word[n->coll]);
     }
@@ -1150,6 +1367,10 @@ static void check_contributions(Flow *f)
                  p->units.at[s->unit].name, p->is.T);
     }
     for (int i = 0; i < p->ops.n; i++)
+        if (f->rounds[i])
+            fail(f, "gradient-summed", "`%s` sums %d blocks of its gradient, there are %d",
+                 p->ops.at[i].name, __builtin_popcountll(f->rounds[i]), p->is.summa);
+    for (int i = 0; i < p->ops.n; i++)
         if (op_class[p->ops.at[i].kind] == C_ACC && !found[i] &&
             section[i] % p->is.stages == p->stage)
             fail(f, "gradient-summed", "`%s` never adds to its gradient", p->ops.at[i].name);
@@ -1172,7 +1393,8 @@ static void check_contributions(Flow *f)
 /* Flags and phases, where the rule of the kind takes them for granted. */
 static void check_inst(Flow *f, const Inst *n)
 {
-    bool scatter = n->kind == I_COLL && n->coll == COLL_REDUCE_SCATTER &&
+    bool scatter = n->kind == I_COLL &&
+                   (n->coll == COLL_REDUCE_SCATTER || n->coll == COLL_REDUCE) &&
                    val(f, n->in[0])->unit != NONE;
     bool keys = n->kind == I_ATTN_DX && f->p->is.nslices > 1;
     bool adds = n->kind == I_GEMM || n->kind == I_COLSUM || n->kind == I_COPY || scatter || keys;
@@ -1182,6 +1404,12 @@ static void check_inst(Flow *f, const Inst *n)
         fail(f, "step-order", "gradients are complete behind the last microbatch");
     if (n->kind == I_UPDATE && n->phase != PHASE_OPTIMIZER)
         fail(f, "step-order", "the update stands before the end of the step");
+    bool takes = n->kind == I_GEMM || (n->kind == I_COLL && (n->coll == COLL_BROADCAST ||
+                                                             n->coll == COLL_REDUCE));
+    for (int j = 0; j < n->nin && !takes; j++)
+        if (val(f, n->in[j])->panel.over)
+            fail(f, "layout-agrees", "%s is no whole operand",
+                 panel_word(val(f, n->in[j])->panel));
 }
 
 static void rule(Flow *f, const Inst *n)
@@ -1234,6 +1462,7 @@ void verify_flow(Verify *v)
     Flow f = { .v = v, .p = p, .i = NONE, .dlogits = NONE };
     f.facts = NEWN(Facts, p->buffers.n);
     f.newest_share = NEWN(int, p->ops.n);
+    f.rounds = NEWN(uint64_t, p->ops.n);
     for (int i = 0; i < p->ops.n; i++)
         f.newest_share[i] = NONE;
     for (int i = p->nforward; i < p->ops.n; i++)

@@ -184,6 +184,20 @@ int rt_all_reduce(RtWorker *w, const RtSeat *s, RtNumbers dst, int64_t n)
     return n > 0 ? comm_of(w, s)->all_reduce(w, s, dst, n) : RT_OK;
 }
 
+/* Words received: those of all but the member that has them, and of the one that sums. */
+int rt_broadcast(RtWorker *w, const RtSeat *s, int root, RtNumbers src, RtNumbers dst, int64_t n)
+{
+    count(w, s, dst, s->me == root ? 0 : n, s->group->n > 1 ? 1 : 0);
+    return n > 0 ? comm_of(w, s)->broadcast(w, s, root, src, dst, n) : RT_OK;
+}
+
+int rt_reduce(RtWorker *w, const RtSeat *s, int root, RtNumbers src, RtNumbers dst, int64_t n,
+              bool add)
+{
+    count(w, s, src, s->me == root ? n : 0, 1);
+    return n > 0 ? comm_of(w, s)->reduce(w, s, root, src, dst, n, add) : RT_OK;
+}
+
 int rt_all_to_all(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                   const RtBoxes *boxes)
 {

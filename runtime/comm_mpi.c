@@ -8,6 +8,7 @@
  *
  *   all_gather, reduce_scatter      (p-1)*n
  *   all_reduce                      2*(p-1)/p of all; below SMALL bytes (p-1) times all
+ *   broadcast, reduce               n to all from one, or from all to one
  *   all_to_all                      what it wants and what is wanted of it
  *   sum_doubles, barrier            to member 0 and back
  *
@@ -91,17 +92,17 @@ static int meet(RtRank *r)
 
 /* ---- parts --------------------------------------------------------------- */
 
-/* How n elements, or p parts of n each, are cut into the members' parts. */
-typedef struct { int64_t n; int p; bool each; } Cut;
+/* How n elements, or p parts of n each, are cut into the members' parts; or all are `root`'s. */
+typedef struct { int64_t n; int p; enum { CUT_EVENLY, CUT_EACH, CUT_ROOT } how; int root; } Cut;
 
 static void part_of(const Cut *c, int q, int64_t *lo, int64_t *hi)
 {
-    if (!c->each) {
+    if (c->how == CUT_EVENLY) {
         rt_split(c->n, c->p, q, RT_LINE, lo, hi);
         return;
     }
-    *lo = q * c->n;
-    *hi = *lo + c->n;
+    *lo = c->how == CUT_EACH ? q * c->n : 0;
+    *hi = c->how == CUT_EACH || q == c->root ? *lo + c->n : 0;
 }
 
 /* Every member's part to all: mine is `own`, the others arrive in `all`. Worker 0. */
@@ -196,7 +197,7 @@ static int mpi_all_gather(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers
     char *to = element(r, dst, s->me * n);
     if (src.at != to)
         memcpy(to, src.at, (size_t)(n * rt_size(r->rt, dst.stored)));
-    return gather(r, s, &(Cut){ n, s->group->n, true }, src, dst);
+    return gather(r, s, &(Cut){ n, s->group->n, CUT_EACH, 0 }, src, dst);
 }
 
 static int mpi_reduce_scatter(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
@@ -205,7 +206,7 @@ static int mpi_reduce_scatter(RtWorker *w, const RtSeat *s, RtNumbers src, RtNum
     bool shared = is_shared(w, n * s->group->n * rt_size(w->rank->rt, src.stored));
     if (!shared && w->index)
         return RT_OK;
-    return sum_parts(w, s, &(Cut){ n, s->group->n, true }, src, dst, add, shared);
+    return sum_parts(w, s, &(Cut){ n, s->group->n, CUT_EACH, 0 }, src, dst, add, shared);
 }
 
 /* Everybody gets everything and sums for itself. */
@@ -242,11 +243,40 @@ static int mpi_all_reduce(RtWorker *w, const RtSeat *s, RtNumbers dst, int64_t n
         return RT_OK;
     if (bytes <= SMALL)
         return reduce_small(w, s, dst, n);
-    Cut c = { n, s->group->n, false };
+    Cut c = { n, s->group->n, CUT_EVENLY, 0 };
     part_of(&c, s->me, &lo, &hi);
     RtNumbers own = { element(r, dst, lo), dst.stored };
     RT_TRY(sum_parts(w, s, &c, dst, own, false, shared));
     return w->index ? RT_OK : gather(r, s, &c, own, dst);
+}
+
+static int mpi_broadcast(RtWorker *w, const RtSeat *s, int root, RtNumbers src, RtNumbers dst,
+                         int64_t n)
+{
+    RtRank *r = w->rank;
+    const RtGroup *g = s->group;
+    int tag = tag_of(r, g);
+    int64_t bytes = n * rt_size(r->rt, dst.stored);
+    if (w->index)
+        return RT_OK;
+    if (s->me != root)
+        RT_TRY(rt_mpi_recv(r->rt, dst.at, bytes, g->rank[root], tag));
+    else
+        memcpy(dst.at, src.at, (size_t)bytes);
+    for (int q = 0; q < g->n && s->me == root; q++)
+        if (q != root)
+            RT_TRY(rt_mpi_send(r->rt, src.at, bytes, g->rank[q], tag, -1));
+    return meet(r);
+}
+
+/* A part that is all of it for the root, and nothing for the others. */
+static int mpi_reduce(RtWorker *w, const RtSeat *s, int root, RtNumbers src, RtNumbers dst,
+                      int64_t n, bool add)
+{
+    bool shared = is_shared(w, n * rt_size(w->rank->rt, src.stored));
+    if (!shared && w->index)
+        return RT_OK;
+    return sum_parts(w, s, &(Cut){ n, s->group->n, CUT_ROOT, root }, src, dst, add, shared);
 }
 
 /* Copies what member q wants into the scratch. */
@@ -551,7 +581,7 @@ static int64_t step_scratch(const RtRank *r, int istep)
 {
     const RtStep *s = &r->program->steps[istep];
     int p = r->step_kind[istep] >= 0 ? r->seat[r->step_kind[istep]].group->n : 1;
-    bool scatters = s->kind == RT_REDUCE_SCATTER;
+    bool scatters = s->kind == RT_REDUCE_SCATTER || s->kind == RT_REDUCE;
     if (p == 1 || (!scatters && s->kind != RT_ALL_REDUCE))
         return 0;
     int64_t size = rt_size(r->rt, scatters ? s->a.stored : s->c.stored);
@@ -656,5 +686,5 @@ int rt_mpi_bring_events(RtWorker *w)
 
 const RtComm rt_comm_mpi = {
     "mpi", NULL, mpi_start, mpi_close, mpi_all_gather, mpi_reduce_scatter, mpi_all_reduce,
-    mpi_all_to_all, mpi_send, mpi_recv, mpi_sum_doubles, mpi_barrier,
+    mpi_broadcast, mpi_reduce, mpi_all_to_all, mpi_send, mpi_recv, mpi_sum_doubles, mpi_barrier,
 };

@@ -35,6 +35,20 @@ static int null_all_reduce(RtWorker *w, const RtSeat *s, RtNumbers dst, int64_t 
     return RT_OK;
 }
 
+static int null_broadcast(RtWorker *w, const RtSeat *s, int root, RtNumbers src, RtNumbers dst,
+                          int64_t n)
+{
+    (void)s, (void)root;
+    return move(w, src, dst, n, false);
+}
+
+static int null_reduce(RtWorker *w, const RtSeat *s, int root, RtNumbers src, RtNumbers dst,
+                       int64_t n, bool add)
+{
+    (void)s, (void)root;
+    return move(w, src, dst, n, add);
+}
+
 static int null_all_to_all(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                            const RtBoxes *b)
 {
@@ -83,5 +97,6 @@ static int null_barrier(RtWorker *w, const RtSeat *s)
 
 const RtComm rt_comm_null = {
     "null", NULL, NULL, NULL, null_all_gather, null_reduce_scatter, null_all_reduce,
-    null_all_to_all, null_send, null_recv, null_sum_doubles, null_barrier,
+    null_broadcast, null_reduce, null_all_to_all, null_send, null_recv, null_sum_doubles,
+    null_barrier,
 };

@@ -12,7 +12,8 @@
  * give the same bits and all members get the same. Cost per member: two
  * barriers and, for n elements a part, p*n reads. all_reduce reads its part of
  * every member, then copies the other parts (three barriers), or below
- * SMALL bytes sums everything for itself (two).
+ * SMALL bytes sums everything for itself (two). In a broadcast all read one member's
+ * memory; in a reduce one member reads all.
  *
  * Messages between two ranks go through a ring of mailboxes: the sender copies in
  * and goes on, the receiver copies out. A sender waits only while the ring is full.
@@ -101,9 +102,9 @@ void rt_wake_all(Rt *rt)
 }
 
 static const char *const kind_word[RT_STEP_KINDS] = {
-    "product", "kernel", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "merge",
-    "merge", "sum of columns", "copy", "zero", "count", "norm", "totals", "update",
-    "send", "recv",
+    "product", "kernel", "all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce",
+    "all_to_all", "merge", "merge", "sum of columns", "copy", "zero", "count", "norm", "totals",
+    "update", "send", "recv",
 };
 
 /* "all_gather 'h.0.attn: X over y'" */
@@ -491,6 +492,35 @@ static int threads_all_reduce(RtWorker *w, const RtSeat *s, RtNumbers dst, int64
     return leave(w, s, shared);
 }
 
+static int threads_broadcast(RtWorker *w, const RtSeat *s, int root, RtNumbers src, RtNumbers dst,
+                             int64_t n)
+{
+    int64_t size = rt_size(w->rank->rt, dst.stored), lo, hi;
+    bool shared = is_shared(w, n * size);
+    if (!shared && w->index)
+        return RT_OK;
+    RT_TRY(enter(w, s, src.at, dst.at, n, shared));
+    my_part(w, n, shared, &lo, &hi);
+    if (lo < hi)
+        memcpy(number_at(w, dst, lo).at, at_const(s->group->slot[root].src, size, lo),
+               (size_t)((hi - lo) * size));
+    return leave(w, s, shared);
+}
+
+static int threads_reduce(RtWorker *w, const RtSeat *s, int root, RtNumbers src, RtNumbers dst,
+                          int64_t n, bool add)
+{
+    bool shared = is_shared(w, n * rt_size(w->rank->rt, src.stored));
+    if (!shared && w->index)
+        return RT_OK;
+    RT_TRY(enter(w, s, src.at, dst.at, n, shared));
+    int64_t lo, hi;
+    my_part(w, n, shared, &lo, &hi);
+    if (s->me == root)
+        rt_sum_members(w, s->group, src.stored, lo, hi - lo, number_at(w, dst, lo), add);
+    return leave(w, s, shared);
+}
+
 static int threads_all_to_all(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                               const RtBoxes *b)
 {
@@ -688,6 +718,6 @@ static int threads_recv(RtWorker *w, int peer, int kind, void *dst, int64_t byte
 
 const RtComm rt_comm_threads = {
     "threads", threads_open, NULL, threads_close, threads_all_gather, threads_reduce_scatter,
-    threads_all_reduce, threads_all_to_all, threads_send, threads_recv, threads_sum_doubles,
-    threads_barrier,
+    threads_all_reduce, threads_broadcast, threads_reduce, threads_all_to_all, threads_send,
+    threads_recv, threads_sum_doubles, threads_barrier,
 };

@@ -42,6 +42,20 @@ static int trace_all_reduce(RtWorker *w, const RtSeat *s, RtNumbers dst, int64_t
     return below(w->rank->rt)->all_reduce(w, s, dst, n);
 }
 
+static int trace_broadcast(RtWorker *w, const RtSeat *s, int root, RtNumbers src, RtNumbers dst,
+                           int64_t n)
+{
+    say(w, s, "broadcast", n);
+    return below(w->rank->rt)->broadcast(w, s, root, src, dst, n);
+}
+
+static int trace_reduce(RtWorker *w, const RtSeat *s, int root, RtNumbers src, RtNumbers dst,
+                        int64_t n, bool add)
+{
+    say(w, s, "reduce", n);
+    return below(w->rank->rt)->reduce(w, s, root, src, dst, n, add);
+}
+
 static int trace_all_to_all(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                             const RtBoxes *boxes)
 {
@@ -92,5 +106,6 @@ static int trace_barrier(RtWorker *w, const RtSeat *s)
 
 const RtComm rt_comm_trace = {
     "trace", trace_open, trace_start, trace_close, trace_all_gather, trace_reduce_scatter,
-    trace_all_reduce, trace_all_to_all, trace_send, trace_recv, trace_sum_doubles, trace_barrier,
+    trace_all_reduce, trace_broadcast, trace_reduce, trace_all_to_all, trace_send, trace_recv,
+    trace_sum_doubles, trace_barrier,
 };

@@ -39,8 +39,12 @@ static bool makes_sense(const RtProgram *p, const RtHeader *first, int stage)
     for (int i = 0; i < h->nsteps; i++) {
         const RtStep *q = &p->steps[i];
         bool message = q->kind == RT_SEND || q->kind == RT_RECV;
-        bool moves = q->kind == RT_ALL_GATHER || q->kind == RT_ALL_TO_ALL;
+        bool moves = q->kind == RT_ALL_GATHER || q->kind == RT_BROADCAST
+                     || q->kind == RT_ALL_TO_ALL;
+        bool rooted = q->kind == RT_BROADCAST || q->kind == RT_REDUCE;
         if (moves && q->a.stored != q->c.stored)
+            return false;
+        if (rooted && (q->peer < 0 || q->peer >= (int64_t)h->data * h->x * h->y * h->z))
             return false;
         if (message && (q->peer < 0 || q->peer >= h->nstages || q->peer == stage))
             return false;

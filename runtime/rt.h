@@ -44,6 +44,8 @@ typedef enum {
     RT_ALL_GATHER,      // src [n] of each member, in group order -> dst [p*n]
     RT_REDUCE_SCATTER,  // src [p*n], summed over members, part i -> dst [n] of member i
     RT_ALL_REDUCE,      // dst [n] summed over members, in place
+    RT_BROADCAST,       // src [n] of member `peer` -> dst [n] of each
+    RT_REDUCE,          // src [n], summed over members -> dst [n] of member `peer`
     RT_ALL_TO_ALL,      // boxes: see `a2a`
     RT_MERGE,           // statistics of split reductions
     RT_CE_MERGE,        // (max, sum, target) of each member's columns -> whole ones
@@ -94,6 +96,8 @@ typedef struct { int64_t offset, ld; int32_t region, stored; } RtRef;
  *                               in place: gather reads, reduce-scatter writes the
  *                               member's own part, offset + (its index)*count*size
  *   ALL_REDUCE                  c, in place
+ *   BROADCAST                   a of member `peer` -> c of all; a and c do not overlap
+ *   REDUCE                      a -> c of member `peer`; the others' c stays as it is
  *   ALL_TO_ALL                  a -> c, leading dimensions of both count
  *   MERGE                       a [p][rows][slots] -> arg[0 .. nstats), [rows] each;
  *                               p = size of the group of `axes`
@@ -104,7 +108,7 @@ typedef struct { int64_t offset, ld; int32_t region, stored; } RtRef;
  *   SEND                        a, rows x cols, contiguous
  *   RECV                        c, rows x cols, contiguous
  *
- * REDUCE_SCATTER, COLSUM, COPY and GEMM obey `accumulate`. Sums are made in float or
+ * REDUCE_SCATTER, REDUCE, COLSUM, COPY and GEMM obey `accumulate`. Sums are made in float or
  * double whatever the numbers are stored as.
  */
 
@@ -121,7 +125,8 @@ typedef struct {
     /* collectives: n elements (of real) per member's part; COPY: n = cols */
     int32_t axes, rep, a2a;
     int32_t slice;                  // A2A: whose rows (see RtRowMap)
-    int32_t peer;                   // SEND, RECV: the other stage, else -1
+    int32_t peer;                   // SEND, RECV: the other stage; BROADCAST, REDUCE: the
+                                    // member, in group order, that has or gets it; else -1
     uint64_t stages;                // axes & RT_STAGE: bit r: stage r is in the group
     int64_t rows, count;            // rows of the local src (A2A, COPY, MERGE);
                                     // elements (collectives, ZERO)

@@ -106,6 +106,12 @@ typedef struct RtComm {
     int (*reduce_scatter)(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                           int64_t n, bool add);
     int (*all_reduce)(RtWorker *w, const RtSeat *s, RtNumbers dst, int64_t n);
+    /* src [n] of member `root` -> dst [n] of each; src and dst do not overlap */
+    int (*broadcast)(RtWorker *w, const RtSeat *s, int root, RtNumbers src, RtNumbers dst,
+                     int64_t n);
+    /* the sum of all src [n] -> dst [n] of member `root`; add: dst += */
+    int (*reduce)(RtWorker *w, const RtSeat *s, int root, RtNumbers src, RtNumbers dst,
+                  int64_t n, bool add);
     int (*all_to_all)(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                       const RtBoxes *boxes);
     /* One message to or from rank `peer`, of one of RT_MAIL_KINDS. send may return before
@@ -418,6 +424,10 @@ int  rt_all_gather(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst, i
 int  rt_reduce_scatter(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst, int64_t n,
                        bool add);
 int  rt_all_reduce(RtWorker *w, const RtSeat *s, RtNumbers dst, int64_t n);
+int  rt_broadcast(RtWorker *w, const RtSeat *s, int root, RtNumbers src, RtNumbers dst,
+                  int64_t n);
+int  rt_reduce(RtWorker *w, const RtSeat *s, int root, RtNumbers src, RtNumbers dst, int64_t n,
+               bool add);
 int  rt_all_to_all(RtWorker *w, const RtSeat *s, RtNumbers src, RtNumbers dst,
                    const RtBoxes *boxes);
 int  rt_sum_doubles(RtWorker *w, const RtSeat *s, double *v, int n);

@@ -429,6 +429,11 @@ int rt_step(RtWorker *w, int istep)
                                  accumulates(w, s));
     case RT_ALL_REDUCE:
         return rt_all_reduce(w, seat, numbers(w, s->c), s->count);
+    case RT_BROADCAST:
+        return rt_broadcast(w, seat, s->peer, numbers(w, s->a), numbers(w, s->c), s->count);
+    case RT_REDUCE:
+        return rt_reduce(w, seat, s->peer, numbers(w, s->a), numbers(w, s->c), s->count,
+                         accumulates(w, s));
     case RT_ALL_TO_ALL:
         return rt_all_to_all(w, seat, numbers(w, s->a), numbers(w, s->c), r->boxes[istep]);
     case RT_MERGE:

@@ -302,6 +302,26 @@ template <typename T> inline void all_reduce(Ctx *c, Stream s, int g, T *x, int6
                                          c->stream[s]));
 }
 
+/* src of member `root` to dst of all. */
+template <typename T>
+inline void broadcast(Ctx *c, Stream s, int g, int root, const T *src, T *dst, int64_t n)
+{
+    check(c, "broadcast", ncclBroadcast(src, dst, (size_t)n, nccl_type(src), root, c->comm[g],
+                                        c->stream[s]));
+}
+
+/* The sum of all src to dst of member `root`; the others' dst stays as it is. */
+template <typename T>
+inline void reduce(Ctx *c, Stream s, int g, int root, const T *src, T *dst, int64_t n, bool add)
+{
+    bool mine = c->group_me[g] == root;
+    T *to = mine && !add ? dst : (T *)(void *)c->sum[s];
+    check(c, "reduce", ncclReduce(src, to, (size_t)n, nccl_type(src), ncclSum, root, c->comm[g],
+                                  c->stream[s]));
+    if (mine && add)
+        check(c, "reduce", move_copy(to, n, dst, n, (int64_t)1, n, true, c->stream[s]));
+}
+
 /* Boxes given are packed, sent, and unpacked by who takes them. */
 template <typename T>
 inline void all_to_all(Ctx *c, Stream s, int g, int boxes, const T *src, T *dst)

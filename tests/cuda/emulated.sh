@@ -109,6 +109,7 @@ few() {
     one cube fp64 "$tiny" plan.cube=[2,2,2] plan.prefetch=1
     one llama-1d fp64 "$llama" plan.cube=[1,4,1]
     one parallel-312 fp64 "$parallel" plan.cube=[3,1,2] train.batch=6
+    one summa fp64 "$tiny" "plan.partition=summa(2)" plan.data=2
     one replicas fp64 "$llama" plan.data=2 plan.cube=[1,2,1] plan.zero=1
     one slices fp64 "$tiny" plan.pipeline=3 plan.microbatch=2 "plan.slices=[12,8,4]" \
         plan.recompute=full

@@ -43,6 +43,9 @@ no-effect-chunks    | chunks = 1         | --set plan.chunks=1
 no-effect-chunks    | raise pipeline     | --set plan.chunks=1 --set plan.pipeline=2
 no-effect-recompute | recompute = none   | --set plan.recompute=none
 partition-1d    | partition = 3d         | --set plan.partition=3d
+summa-grid      | partition = 3d         | --set plan.partition=3d
+summa-keep      | keep = none            | --set plan.keep=none
+summa-heads     | q can be 1, 2          | --set plan.partition=summa(2)
 rows-balanced   | rows = plain           | --set plan.rows=plain
 rows-balanced   | a sequence of 42       | --set train.sequence=42
 rows-divide     | a batch of 10 fits     | --set train.batch=10

@@ -19,6 +19,7 @@ for file in tests/plan/_paste.tcube examples/gpt2.tcube examples/llama.tcube \
     for args in "" "plan.cube=[2,2,2]" "plan.cube=[1,4,1] plan.data=2" "plan.cube=[4,1,1]" \
         "plan.cube=[2,1,2] plan.keep=none" "plan.cube=[1,2,2] plan.data=2 plan.zero=0" \
         "plan.cube=[2,2,1] plan.microbatch=1" "plan.cube=[2,1,2] plan.attention=gather" \
+        "plan.partition=summa(2)" \
         "plan.cube=[1,2,1] plan.vectors=sharded" "plan.cube=[1,1,2] plan.rows=plain"; do
         # shellcheck disable=SC2086
         if again $file model.layers=2 train.batch=8 $args 2> "$WORK/err"; then
@@ -34,6 +35,7 @@ for file in tests/plan/_paste.tcube examples/gpt2.tcube examples/llama.tcube exa
         "plan.pipeline=2 plan.turns=[3,1] plan.zero=2 plan.data=2 plan.keep=inputs" \
         "plan.pipeline=2 plan.slices=uniform(2) plan.recompute=full(1) plan.cube=[1,1,2]" \
         "plan.slices=uniform(4) plan.recompute=attention plan.vectors=sharded" \
+        "plan.pipeline=2 plan.slices=uniform(2) plan.partition=summa(2)" \
         "plan.zero=3 plan.data=2 plan.cube=[2,1,1] plan.recompute=full"; do
         # shellcheck disable=SC2086
         if again $file model.layers=4 train.batch=8 $args 2> "$WORK/err"; then

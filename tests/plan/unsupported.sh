@@ -22,7 +22,6 @@ while IFS='|' read -r args hint; do
         passed=$((passed + 1))
     done
 done <<'W'
---set plan.partition=summa(2)              | partition = 3d
 --set train.precision=fp16                 | precision = bf16
 --set train.precision=fp8                  | precision = bf16
 --set train.reduce=bf16                    | reduce = fp32

@@ -1,5 +1,5 @@
 # Ranks as processes under Open MPI's mpirun: the same bits as with ranks as threads, on a
-# cube and in a pipeline with token slices; errors are told once.
+# cube, with products of blocks, and in a pipeline with token slices; errors are told once.
 # needs: llvm
 . tests/run/_lib.sh
 command -v mpirun > /dev/null || { echo 'no mpirun (openmpi-bin)'; exit 77; }
@@ -25,7 +25,7 @@ cp a.w first
 compare 'a cube, loaded' 8 cube --load first --steps 0
 same 'loaded and saved' first b.w
 for on in 'plan.pipeline=2 --set plan.data=2 --set plan.microbatch=3 --set plan.slices=uniform(2)' \
-    'plan.data=2 --set plan.zero=3 --set plan.cube=[1,2,1]'; do
+    'plan.data=2 --set plan.zero=3 --set plan.cube=[1,2,1]' 'plan.partition=summa(2)'; do
     works "$t" build "$M" $D --target cpu --set $on -o pipe
     compare "$on" 4 pipe --steps 3
 done

@@ -193,6 +193,23 @@ static const Variant variants[] = {
     { "model", { "plan.keep=both" }, "2,2,2 1,2,3" },
     { "model", { "plan.vectors=sharded" }, "1,1,1 2,2,2 1,2,3/2 3,2,1" },
     { "model", { "plan.logits_chunk=12" }, "1,1,1 2,2,2 1,2,3/2 1,4,3" },
+    /* products of blocks */
+    { "model", { "plan.partition=summa(2)" }, "1,2,2 1,2,2/3" },
+    { "model", { "plan.partition=summa(3)", "plan.zero=1" }, "1,3,3/2" },
+    { "model", { "plan.partition=summa(2)", "plan.zero=3", "plan.recompute=full" }, "1,2,2/2" },
+    { "model", { "plan.partition=summa(2)", "plan.pipeline=2", "plan.slices=[16,8]" },
+      "1,2,2 1,2,2/2" },
+    { "model", { "plan.partition=summa(2)", "plan.attention=gather", "plan.rows=plain" },
+      "1,2,2/2" },
+    { "model", { "plan.partition=summa(2)", "plan.attention=exchange" }, "1,2,2" },
+    { "kv", { "plan.partition=summa(2)" }, "1,2,2 1,2,2/2" },
+    { "both", { "plan.partition=summa(2)" }, "1,2,2" },
+    { "branches", { "plan.partition=summa(2)" }, "1,2,2" },
+    { "branches", { "plan.partition=summa(3)" }, "1,3,3" },
+    { "single", { "plan.partition=summa(2)" }, "1,2,2/2" },
+    { "rows", { "plan.partition=summa(2)" }, "1,2,2" },
+    { "model", { "plan.partition=1d" }, "1,3,1" },
+    { "model", { "plan.partition=2d" }, "1,2,3" },
 };
 enum { NVARIANTS = sizeof variants / sizeof *variants };
 
@@ -246,6 +263,7 @@ static const Variant halves[] = {
     { "model", { "train.precision=bf16", "plan.zero=2", "plan.recompute=full" }, "1,2,1/2" },
     { "kv", { "train.precision=bf16" }, "1,1,1 1,4,1 1,8,1 2,2,2/2" },
     { "both", { "train.precision=bf16", "plan.vectors=sharded" }, "2,2,2" },
+    { "model", { "train.precision=bf16", "plan.partition=summa(2)" }, "1,2,2 1,2,2/2" },
 };
 
 Test(grids, sixteen_bits)

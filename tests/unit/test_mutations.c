@@ -9,6 +9,7 @@
  * runs at most SAMPLE accepted mutants of a plan are executed; all with ALL=1.
  *
  * Other instructions are deleted and swapped with their neighbours in the same way. Of
+ * products of blocks (summa) also flags that add to a sum, and who sends or sums; of
  * pipelines also flags that add to a sum, partners of transfers, the functions that
  * instructions belong to, and the calls of the step table: their order, functions,
  * microbatches and places in memory.
@@ -112,7 +113,8 @@ static Plan *plan_of(const char *model, const char *const *sets)
 
 typedef enum {
     DELETE, DOUBLE, MOVE, REGROUP, OTHER_DELETE, OTHER_SWAP,
-    FLAG, PARTNER, BORDER, OTHER_MOVE,      // pipelines: from here on
+    FLAG, PARTNER,                          // pipelines and products of blocks
+    BORDER, OTHER_MOVE,                     // pipelines: from here on
     CALL_DELETE, CALL_DOUBLE, CALL_MOVE, CALL_UNIT, CALL_AGAIN, CALL_REGION, KINDS
 } Kind;
 static const char *const kind_word[] = {
@@ -378,6 +380,11 @@ static void inst_mutants(const Plan *p, Mutants *all)
     for (int i = 0; i < p->insts.n; i++) {
         const Inst *n = &p->insts.at[i];
         bool transfer = n->kind == I_COLL && (n->coll == COLL_SEND || n->coll == COLL_RECV);
+        for (int r = 0; r < p->is.summa && n->kind == I_COLL; r++)
+            if ((n->coll == COLL_BROADCAST || n->coll == COLL_REDUCE) && r != n->peer)
+                add(all, p, PARTNER, i, r, 1);
+        if (p->is.summa && n->nout)
+            add(all, p, FLAG, i, i, 1);
         if (n->kind != I_COLL) {
             add(all, p, OTHER_DELETE, i, i, 1);
             if (i + 1 < p->insts.n && p->insts.at[i + 1].kind != I_COLL)
@@ -401,7 +408,7 @@ static void pipe_mutants(const Plan *p, Mutants *all)
     static const int far[] = { 1, 2, 3, 5, 8, 13, 34 };
     for (int i = 0; i < p->insts.n; i++) {
         const Inst *n = &p->insts.at[i];
-        if (n->nout)
+        if (n->nout && !p->is.summa)
             add(all, p, FLAG, i, i, 1);
         for (int r = 0; r < p->is.stages && (n->coll >= COLL_SEND || n->stages); r++)
             if (n->kind == I_COLL && (n->stages || r != n->peer))
@@ -622,7 +629,7 @@ static void check(const char *name, const char *model, const char *const *sets)
         if (v == COUNTS && bad++ < 30)
             fprintf(stderr, "%s: verify accepts: %s\n", name, show(p, all.at[i]));
     }
-    for (int i = 0; i < (is_piped(p) ? KINDS : FLAG); i++)
+    for (int i = 0; i < (is_piped(p) ? KINDS : p->is.summa ? BORDER : FLAG); i++)
         fprintf(stderr, "%-22s %-13s rejected %5d  same bits %4d  rounding %3d  counts %3d  "
                 "accepted, not run %4d\n", name, kind_word[i], count[i][REJECTED], count[i][SAME],
                 count[i][ROUNDING], count[i][COUNTS], count[i][NOT_RUN]);
@@ -661,6 +668,12 @@ MUTATIONS(parallel_211, parallel, "plan.cube=[2,1,1]", "plan.vectors=sharded")
 MUTATIONS(convert_222, convert, "plan.cube=[2,2,2]")
 MUTATIONS(convert_122_zero, convert, "plan.cube=[1,2,2]", "plan.data=2", "plan.zero=1")
 MUTATIONS(convert_321, convert, "plan.cube=[3,2,1]", "train.batch=6")
+MUTATIONS(summa_passes, gpt, "plan.partition=summa(2)", "plan.data=2", "plan.microbatch=1",
+          "plan.zero=2", "plan.attention=exchange")
+MUTATIONS(summa_convert, convert, "plan.partition=summa(2)", "model.heads=2")
+MUTATIONS(summa_3, gpt, "plan.partition=summa(3)", "train.batch=3", "model.heads=3")
+MUTATIONS(piped_summa, llama, "plan.pipeline=2", "plan.partition=summa(2)", "plan.slices=[6,6]",
+          "plan.microbatch=2", "model.layers=2", "plan.recompute=full")
 MUTATIONS(piped_slices, gpt, "plan.pipeline=2", "plan.microbatch=1", "plan.slices=[5,1,6]",
           "plan.schedule=1f1b")
 MUTATIONS(piped_full, gpt, "plan.pipeline=2", "plan.microbatch=2", "plan.slices=uniform(2)",

@@ -47,6 +47,9 @@ Test(print, bytes_received)
     cr_assert_float_eq(received(COLL_REDUCE_SCATTER, 0, AX_Z, 0, 1), 80, 1e-9);
     // twice 2/3 of 160
     cr_assert_float_eq(received(COLL_ALL_REDUCE, 0, AX_YK, 0, 0), 4 * 160 / 3.0, 1e-9);
+    // 160 bytes for each of three members but the one that has them; sums the other way
+    cr_assert_float_eq(received(COLL_BROADCAST, 0, AX_YK, 0, 0), 2 * 160 / 3.0, 1e-9);
+    cr_assert_float_eq(received(COLL_REDUCE, 0, AX_YK, 0, 0), 2 * 160 / 3.0, 1e-9);
     // heads for tokens among x*z = 4: 3/4 of 160
     cr_assert_float_eq(received(COLL_ALL_TO_ALL, A2A_HEADS, AX_X | AX_Z, 0, 0), 120, 1e-9);
     // y thirds meet z halves: overlaps 1/3, 1/6, 1/6, 1/3, squares 5/18 together

@@ -336,7 +336,7 @@ static int tiny_run(Tiny *t)
     return run(&t->p, (RtOptions){ .steps = 1, .fixed_tokens = tokens, .fixed_ntokens = 64 });
 }
 
-static atomic_int filled, checked;
+static atomic_int filled, checked, whose, sums;     // bit by rank: who was sent; who summed
 static int check_p, check_n, check_kind;
 
 /* Ranks are numbered as they come; rank k fills its source with 2^k * (1 + i % 5). */
@@ -374,6 +374,15 @@ static void check(const RtCall *c, int64_t lo, int64_t hi)
                 found = found || dst[i] == all * (float)(1 + (q * check_n + i) % 5);
             cr_assert(found);
         }
+    } else if (check_kind == RT_BROADCAST) {    // all is one rank's, the same for all
+        for (int i = 0; i < check_n; i++)
+            cr_assert_eq(dst[i], dst[0] * (float)(1 + i % 5));
+        if (check_n)
+            atomic_fetch_or(&whose, (int)dst[0]);
+    } else if (check_kind == RT_REDUCE) {       // one has the sum, added twice
+        for (int i = 0; i < check_n; i++)
+            cr_assert_eq(dst[i], dst[0] == 0 ? 0 : 2 * all * (float)(1 + i % 5));
+        atomic_fetch_add(&sums, check_n && dst[0] != 0);
     } else {
         for (int i = 0; i < check_n; i++)
             cr_assert_eq(src[i], all * (float)(1 + i % 5), "%d of %d, %d ranks: %g", i, check_n,
@@ -402,11 +411,25 @@ static void one_collective(int kind, int p, int workers, int n)
     t.step[1].count = n;
     t.step[1].c.offset = kind == RT_ALL_REDUCE ? 0 : other;
     t.head.nsteps = 3;
+    if (kind == RT_BROADCAST || kind == RT_REDUCE)
+        t.step[1].peer = p - 1;
+    if (kind == RT_REDUCE) {                    // once overwritten, once added
+        t.step[3] = t.step[2];
+        t.step[2] = t.step[1];
+        t.step[2].accumulate = 1;
+        t.head.nsteps = 4;
+    }
+    atomic_store(&whose, 0);
+    atomic_store(&sums, 0);
     check_p = p, check_n = n, check_kind = kind;
     atomic_store(&filled, 0);
     atomic_store(&checked, 0);
     cr_assert_eq(tiny_run(&t), 0, "%s", said);
     cr_assert_eq(atomic_load(&checked), p);
+    int from = atomic_load(&whose);
+    cr_assert_eq(from & (from - 1), 0, "members were sent what several have");
+    cr_assert_eq(from != 0, kind == RT_BROADCAST && n > 0);
+    cr_assert_eq(atomic_load(&sums), kind == RT_REDUCE && n > 0);
 }
 
 static void all_sizes(int kind)
@@ -421,6 +444,8 @@ static void all_sizes(int kind)
 Test(runtime, all_gather) { all_sizes(RT_ALL_GATHER); }
 Test(runtime, reduce_scatter) { all_sizes(RT_REDUCE_SCATTER); }
 Test(runtime, all_reduce) { all_sizes(RT_ALL_REDUCE); }
+Test(runtime, broadcast) { all_sizes(RT_BROADCAST); }
+Test(runtime, reduce) { all_sizes(RT_REDUCE); }
 
 /* ---- all-to-all ---------------------------------------------------------- */
 
