@@ -20,7 +20,7 @@ keys = {
     "hashes": "model cluster prices", "model": "name parameters layers",
     "cluster": "name devices nodes", "mesh": "order axes",
     "layout": "data pipeline chunks cube microbatch slices schedule recompute zero turns "
-              "attention rows keep vectors",
+              "partition attention rows keep vectors",
     "predicted": "step_s tokens_per_s flops_per_device_per_s mfu hfu error breakdown_s",
 }
 rows = {
@@ -44,7 +44,7 @@ assert set(s) >= set("stage parameters gradients optimizer activations keys_valu
 for t in o["tensors"]:
     assert set(t["layout"]) >= {"rows", "columns", "replicated"}, t
 assert {c["kind"] for c in o["collectives"]} <= set(
-    "all_gather reduce_scatter all_reduce all_to_all broadcast send recv".split())
+    "all_gather reduce_scatter all_reduce all_to_all broadcast reduce send recv".split())
 for c in o["collectives"]:
     assert c["group_size"] > 1 and c["bytes"] > 0 and c["reason"] and c["axes"], c
 names = [t["name"] for t in o["tensors"]]
