@@ -99,8 +99,8 @@ function share(x, base,   part, n, i, s) {
 }
 { line[NR] = $0; if ($2 == "1-D" && $3 == 64) { of[$1] = $7; paper[$1] = $14 } }
 END {
-    print "       family gpus hidden batch  grid      fastest | predicted         paper  network |" \
-          " Teracube takes      share  times faster"
+    print "       family gpus hidden batch  grid      fastest | predicted         paper  network" \
+          " | Teracube takes      share  times faster"
     for (i = 1; i <= NR; i++) {
         split(line[i], f, " ")
         if (i > 1 && f[1] != before) print ""

@@ -85,6 +85,36 @@ Test(cost, words_received_of_a_layer)
     }
 }
 
+/* Products of blocks, as test_counts.c counts them; a call takes as long as its block. */
+Test(cost, blocks_of_a_layer)
+{
+    for (int q = 2; q <= 4; q += 2) {
+        const double H = 2048, e = 2;
+        const char *const sets[] = { str_fmt("plan.partition=summa(%d)", q),
+                                     str_fmt("plan.cube=[1,%d,%d]", q, q), "plan.data=1",
+                                     str_fmt("cluster.nodes=%d", 12 * q * q / 8),
+                                     "plan.microbatch=4", NULL };
+        Cost *c = cost_new(plan_of(sets), false);
+        const TurnClass *t = &c->classes.at[c->class_of[0]];
+        double token[2][2] = { { 0 } }, fixed[2][2] = { { 0 } };     // forward, backward; y, z
+        for (int k = 0; k < t->terms.n; k++) {
+            const Term *u = &t->terms.at[k];
+            if (u->kind != TERM_COLLECTIVE || !u->rooted)
+                continue;
+            cr_assert_eq(u->calls, q);
+            token[u->backward][u->axis - 1] += u->token_bytes;
+            fixed[u->backward][u->axis - 1] += u->bytes;
+        }
+        cr_assert_float_eq(token[0][0], 7 * H * e / q, 1e-6);
+        cr_assert_float_eq(token[1][0], 2 * 7 * H * e / q, 1e-6);
+        cr_assert_float_eq(fixed[0][1], 12 * H * H * e / q, 1e-3);
+        cr_assert_float_eq(fixed[1][1], 12 * H * H * (e + c->gradient) / q, 1e-3);
+        cr_assert_float_eq(token[0][1] + token[1][1] + fixed[0][0] + fixed[1][0], 0, 1e-9);
+        cr_assert_float_eq(t->flops[0], 24 * H * H / (q * q), 1);
+        cr_assert_float_eq(t->flops[1], 48 * H * H / (q * q), 1);
+    }
+}
+
 static double transfer(const Cost *c, int stage, bool forward, double bytes)
 {
     return price_transfer(&c->prices, &c->mesh, stage, forward, bytes);

@@ -188,6 +188,31 @@ Test(counts, formula_of_gpt)
 }
 
 /*
+ * Products of blocks: each of four linears takes q steps. Blocks of activations along y are
+ * 7TH/q^2 words together, those of matrices along z 12H^2/q^2; a rank receives q-1 of q.
+ * X W sends both; dY WT sends W and sums dX; XT dY sends X and sums dW.
+ */
+Test(counts, blocks_of_gpt)
+{
+    for (int q = 2; q <= 3; q++) {
+        const char *what = str_fmt("plan.partition=summa(%d)", q);
+        const char *cube = str_fmt("[1,%d,%d]", q, q);
+        double rows = 7.0*T*H*(q - 1) / (q*q), matrices = 12.0*H*H*(q - 1) / (q*q);
+        Sums t = { 0 };
+        tally(plan("gpt2", cube, "none", 3, what), 1, &t);
+        tally(plan("gpt2", cube, "none", 2, what), -1, &t);
+        for (Phase phase = PHASE_FORWARD; phase <= PHASE_BACKWARD; phase++) {
+            expect(what, &t, phase, COLL_BROADCAST, AX_YK, 4 * q, rows);
+            expect(what, &t, phase, COLL_BROADCAST, AX_Z, 4 * q, matrices);
+        }
+        expect(what, &t, PHASE_BACKWARD, COLL_REDUCE, AX_YK, 4 * q, rows);
+        expect(what, &t, PHASE_BACKWARD, COLL_REDUCE, AX_Z, 4 * q, matrices);
+        expect_total(what, &t, PHASE_FORWARD, 8 * q);
+        expect_total(what, &t, PHASE_BACKWARD, 16 * q);
+    }
+}
+
+/*
  * What stands outside the layers of gpt2 on [2,2,2], with one chunk of logits.
  * Forward: wte and wpe gathered over x; their look-ups summed, scattered once over y; the
  * last norm's statistics over z and its rows over y; the logits scattered over z; the loss's

@@ -41,7 +41,7 @@ typedef struct {
     Var var[MOST]; int n;
     int names, hidden, heads, nlinear;
     int sequence, batch, x, y, z, data;
-    bool masked, in_block, executable;
+    bool masked, in_block, executable, summa;
     char tied[24]; int tied_in, tied_out;
 } Model;
 
@@ -283,12 +283,14 @@ static void sections(Model *m)
         text_add(t, "    attention = %s\n", PICK(attention));
     if (chance(20))
         text_add(t, "    rows = %s\n", chance(60) ? "plain" : "balanced");
-    if (chance(30))
+    if (m->summa)
+        text_add(t, "    partition = summa(%d)\n", m->y);
+    if (chance(m->summa ? 10 : 30))
         text_add(t, "    keep = %s\n", PICK(keep));
     if (chance(30))
         text_add(t, "    vectors = %s\n", chance(60) ? "sharded" : "whole");
     int rows = m->batch / m->data * m->sequence / m->x;
-    if (chance(25))
+    if (chance(m->summa ? 5 : 25))
         text_add(t, "    logits_chunk = %d\n", rows / (1 + below(4)) + (rows == 0));
     if (chance(15))
         text_add(t, "    microbatch = %d\n", 1 + below(3));
@@ -303,6 +305,11 @@ static const char *model_text(void)
     Model m = { .hidden = PICK(widths), .heads = PICK(heads), .sequence = PICK(sequences),
                 .batch = PICK(batches), .x = PICK(axes), .y = PICK(axes), .z = PICK(axes),
                 .data = chance(70) ? 1 : 2 + below(2), .masked = chance(20) };
+    if (chance(15)) {                   // products of blocks
+        m.x = 1;
+        m.y = m.z = 2 + below(2);
+        m.summa = true;
+    }
     Text *t = &m.t;
     int vocab = 3 + below(40), turns = 1 + below(3);
     if (chance(85) && m.hidden % m.heads)
@@ -312,6 +319,8 @@ static const char *model_text(void)
             m.y--;
         while (m.hidden % m.z)
             m.z--;
+        if (m.summa && m.y != m.z)
+            m.y = m.z = 1;
         m.data = m.batch % m.data ? 1 : m.data;
     }
     text_add(t, "%sfn tanh_(x) = tanh(x)\n", fn_text);
