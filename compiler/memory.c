@@ -86,13 +86,33 @@ static int by_size(const void *x, const void *y)
     return a->id - b->id;
 }
 
-/* Lowest offset at which the item fits among the placed ones, sorted by offset. */
-static int64_t lowest_gap(const Item *const *placed, int n, const Item *b)
+/* Placed items of one offset and size: their lives lie apart, in order. */
+typedef struct { int first, last; } Life;
+typedef struct { int64_t at, bytes; VEC(Life) lives; } Slot;
+typedef VEC(Slot) Slots;
+
+/* The first of the slot's lives that does not end before `first`. */
+static int life_after(const Slot *s, int first)
+{
+    int lo = 0, hi = s->lives.n;
+    while (lo < hi) {
+        int mid = (lo + hi) / 2;
+        if (s->lives.at[mid].last < first)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* Lowest offset at which the item fits among the slots, sorted by offset. */
+static int64_t lowest_gap(const Slots *slots, const Item *b)
 {
     int64_t at = 0;
-    for (int i = 0; i < n; i++) {
-        const Item *o = placed[i];
-        if (o->last < b->first || o->first > b->last)
+    for (int i = 0; i < slots->n; i++) {
+        const Slot *o = &slots->at[i];
+        int k = life_after(o, b->first);
+        if (k == o->lives.n || o->lives.at[k].first > b->last)
             continue;
         if (o->at - at >= b->bytes)
             return at;
@@ -102,19 +122,38 @@ static int64_t lowest_gap(const Item *const *placed, int n, const Item *b)
     return at;
 }
 
+static void occupy(Slots *slots, const Item *b)
+{
+    int i = 0;
+    while (i < slots->n && (slots->at[i].at < b->at ||
+                            (slots->at[i].at == b->at && slots->at[i].bytes != b->bytes)))
+        i++;
+    if (i == slots->n || slots->at[i].at != b->at) {
+        Slot fresh = { b->at, b->bytes, { 0 } };
+        vec_add(slots, fresh);
+        for (int k = slots->n - 1; k > i; k--)
+            slots->at[k] = slots->at[k - 1];
+        slots->at[i] = fresh;
+    }
+    Slot *s = &slots->at[i];
+    Life life = { b->first, b->last };
+    vec_add(&s->lives, life);
+    int k = s->lives.n - 1;
+    for (; k > 0 && s->lives.at[k - 1].first > b->first; k--)
+        s->lives.at[k] = s->lives.at[k - 1];
+    s->lives.at[k] = life;
+}
+
 /* Sorts the items by size, gives each a place; the room they need together. */
 static int64_t place(Items *e)
 {
-    const Item **placed = NEWN(const Item *, e->n + 1);
+    Slots slots = { 0 };
     int64_t top = 0;
     qsort(e->at, (size_t)e->n, sizeof *e->at, by_size);
     for (int i = 0; i < e->n; i++) {
         Item *b = &e->at[i];
-        b->at = lowest_gap(placed, i, b);
-        int k = i;
-        for (; k > 0 && placed[k - 1]->at > b->at; k--)
-            placed[k] = placed[k - 1];
-        placed[k] = b;
+        b->at = lowest_gap(&slots, b);
+        occupy(&slots, b);
         top = b->at + b->bytes > top ? b->at + b->bytes : top;
     }
     return top;

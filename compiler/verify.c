@@ -254,7 +254,7 @@ static void check_apart(Verify *v)
 
 /* ---- copies of regions ---------------------------------------------------------------------- */
 
-typedef struct { int region, microbatch, slice, chunk; int64_t at, end; int first, last; } Copy;
+typedef struct { int microbatch; int64_t at, end; int first, last; } Copy;
 typedef VEC(Copy) Copies;
 
 static bool is_forward_side(StepKind k)
@@ -276,23 +276,42 @@ static int64_t copy_bytes(const Plan *p, const Life *l, int region, int slice, i
     return end;
 }
 
-static void note_copy(const Plan *p, int64_t bytes, int region, int icall, Copies *all, Verify *v)
+/* known: index of the copy in `all`, or -1. */
+static void note_copy(const Plan *p, int64_t bytes, int region, int icall, int *known, Copies *all,
+                      Verify *v)
 {
     const Call *c = &p->calls.at[icall];
-    Copy x = { region, c->step.microbatch, region < REGION_MICRO ? c->step.slice : 0,
-               c->step.chunk, c->region[region], c->region[region] + bytes, icall, icall };
-    for (int i = all->n - 1; i >= 0; i--) {
-        Copy *o = &all->at[i];
-        if (o->region != x.region || o->microbatch != x.microbatch || o->slice != x.slice ||
-            o->chunk != x.chunk)
-            continue;
-        if (o->at != x.at)
-            verify_fail(v, NONE, "a region of microbatch %d moves while it is alive",
-                        x.microbatch);
-        o->last = icall;
-        return;
+    Copy x = { c->step.microbatch, c->region[region], c->region[region] + bytes, icall, icall };
+    if (*known < 0) {
+        *known = all->n;
+        vec_add(all, x);
     }
-    vec_add(all, x);
+    Copy *o = &all->at[*known];
+    if (o->at != x.at)
+        verify_fail(v, NONE, "a region of microbatch %d moves while it is alive", x.microbatch);
+    o->last = icall;
+}
+
+/* Copies stand in the order in which they begin. */
+static void check_alive_together(Verify *v, const Copies *all)
+{
+    const Copy **alive = NEWN(const Copy *, all->n + 1);
+    int n = 0;
+    for (int i = 0; i < all->n; i++) {
+        const Copy *a = &all->at[i];
+        int kept = 0;
+        for (int k = 0; k < n; k++) {
+            const Copy *b = alive[k];
+            if (b->last < a->first)
+                continue;
+            alive[kept++] = b;
+            if (a->at < b->end && b->at < a->end)
+                verify_fail(v, NONE, "regions of microbatches %d and %d are alive together and "
+                            "overlap", b->microbatch, a->microbatch);
+        }
+        n = kept;
+        alive[n++] = a;
+    }
 }
 
 /* Every copy of a region stays in its place, and apart from those alive with it. */
@@ -313,14 +332,23 @@ static void check_regions(Verify *v)
         for (int r = REGION_UNIT; r < REGIONS; r++)
             bytes[u * REGIONS + r] = copy_bytes(p, l, r, u % p->is.nslices, u / p->is.nslices);
     Copies all = { 0 };
+    int m = 0;                              // microbatches
+    for (int i = 0; i < p->calls.n; i++)
+        m = p->calls.at[i].step.microbatch >= m ? p->calls.at[i].step.microbatch + 1 : m;
+    int *known = NEWN(int, m * units * REGIONS + 1);
+    for (int i = 0; i < m * units * REGIONS; i++)
+        known[i] = -1;
     for (int i = 0; i < p->calls.n; i++) {
         const Step *s = &p->calls.at[i].step;
         for (int r = REGION_UNIT; s->kind < STEP_SYNC && r < REGIONS; r++) {
             bool back = r == REGION_UNIT_BACK || r == REGION_MICRO_BACK;
             bool forth = is_forward_side(s->kind);
-            int64_t n = bytes[(s->chunk * p->is.nslices + s->slice) * REGIONS + r];
+            int unit = s->chunk * p->is.nslices + s->slice;
+            int whose = s->chunk * p->is.nslices + (r < REGION_MICRO ? s->slice : 0);
+            int64_t n = bytes[unit * REGIONS + r];
             if (n > 0 && !(back && forth) && !(r == REGION_UNIT_FORTH && !forth))
-                note_copy(p, n, r, i, &all, v);
+                note_copy(p, n, r, i, &known[(s->microbatch * units + whose) * REGIONS + r],
+                          &all, v);
         }
     }
     for (int i = 0; i < all.n; i++) {
@@ -328,13 +356,8 @@ static void check_regions(Verify *v)
         if (a->at < fixed || a->end > p->block_bytes || a->at % 64)
             verify_fail(v, NONE, "a region of microbatch %d lies outside its part of the block",
                         a->microbatch);
-        for (int k = 0; k < i; k++) {
-            const Copy *b = &all.at[k];
-            if (a->at < b->end && b->at < a->end && a->first <= b->last && b->first <= a->last)
-                verify_fail(v, NONE, "regions of microbatches %d and %d are alive together and "
-                            "overlap", b->microbatch, a->microbatch);
-        }
     }
+    check_alive_together(v, &all);
 }
 
 static void check_values(Verify *v)
