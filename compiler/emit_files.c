@@ -46,36 +46,39 @@ static void make_folder(const char *dir)
         die(EXIT_WORLD, "could not make %s: there is a file of that name", dir);
 }
 
+typedef struct { const void *at; size_t n; } Bytes;
+
+static void tables_of(const StageTables *s, Bytes part[RT_TABLES])
+{
+#define TABLE(v) { (v).at, sizeof *(v).at * (size_t)(v).n }
+    const Bytes all[RT_TABLES] = {
+        { &s->head, sizeof s->head }, TABLE(s->steps), TABLE(s->params), TABLE(s->units),
+        TABLE(s->pieces), TABLE(s->segments), TABLE(s->columns), TABLE(s->rowmaps),
+        TABLE(s->passes), TABLE(s->slices), TABLE(s->outs), TABLE(s->text)
+    };
+#undef TABLE
+    memcpy(part, all, sizeof all);
+}
+
 /* Each kind of table of all stages, its bytes before it; rt_program_read takes them apart. */
 static void write_tables(const char *dir, const Emitted *e)
 {
-    Text all = { 0 }, part[RT_TABLES] = { { 0 } };
-    for (int r = 0; r < e->nstages; r++) {
-        const StageTables *s = &e->stage[r];
-        int k = 0;
-        text_bytes(&part[k++], &s->head, sizeof s->head);
-#define TABLE(v) text_bytes(&part[k++], (v).at, sizeof *(v).at * (size_t)(v).n)
-        TABLE(s->steps);
-        TABLE(s->params);
-        TABLE(s->units);
-        TABLE(s->pieces);
-        TABLE(s->segments);
-        TABLE(s->columns);
-        TABLE(s->rowmaps);
-        TABLE(s->passes);
-        TABLE(s->slices);
-        TABLE(s->outs);
-        TABLE(s->text);
-#undef TABLE
-    }
+    static const char pad[8];
+    Bytes (*part)[RT_TABLES] = (Bytes (*)[RT_TABLES])NEWN(Bytes, e->nstages * RT_TABLES);
+    FILE *f = open_file(dir, "program.tables");
+    for (int r = 0; r < e->nstages; r++)
+        tables_of(&e->stage[r], part[r]);
     for (int k = 0; k < RT_TABLES; k++) {
-        uint64_t n = part[k].n;
-        char pad[8] = { 0 };
-        text_bytes(&all, &n, sizeof n);
-        text_bytes(&all, part[k].at, part[k].n);
-        text_bytes(&all, pad, (8 - part[k].n % 8) % 8);
+        uint64_t n = 0;
+        for (int r = 0; r < e->nstages; r++)
+            n += part[r][k].n;
+        fwrite(&n, sizeof n, 1, f);
+        for (int r = 0; r < e->nstages; r++)
+            if (part[r][k].n)
+                fwrite(part[r][k].at, 1, part[r][k].n, f);
+        fwrite(pad, 1, (8 - n % 8) % 8, f);
     }
-    write_text(dir, "program.tables", all.at, all.n);
+    close_file(f, dir, "program.tables");
 }
 
 const char *cuda_arch(const Compile *c)
