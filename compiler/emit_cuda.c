@@ -346,12 +346,11 @@ static int event_of(Cuda *m, int event)
     return m->refs.n - 1;
 }
 
-static void waits(Cuda *m, Text *t, const Inst *n)
+static void waits(Cuda *m, Text *t, StreamId stream, int n, const int *wait)
 {
-    m->used |= 1u << n->stream;
-    for (int i = 0; i < n->nwaits; i++)
-        text_add(t, "    follow(c, %s, o[%d]);\n", stream_name[n->stream],
-                 event_of(m, n->wait[i]));
+    m->used |= 1u << stream;
+    for (int i = 0; i < n; i++)
+        text_add(t, "    follow(c, %s, o[%d]);\n", stream_name[stream], event_of(m, wait[i]));
 }
 
 /* A record makes the number mean something new from here on. */
@@ -365,14 +364,34 @@ static void marks(Cuda *m, Text *t, const Inst *n)
     text_add(t, "    mark(c, %s, o[%d]);\n", stream_name[n->stream], m->refs.n - 1);
 }
 
+/* The sum of gradients over data, each piece as soon as the backward pass has made it. */
+static void gradient_pieces(Cuda *m, Text *t, const RtStep *s, const Inst *n)
+{
+    const char *on = stream_name[n->stream], *from = at(m, &s->a);
+    text_add(t, "    /* in pieces, each as soon as it is made, under the backward pass%s */\n",
+             n->coll == COLL_REDUCE_SCATTER ? "; each to the replica that updates it" : "");
+    for (int k = 0; k < m->p->grad_pieces.n; k++) {
+        const GradPiece *g = &m->p->grad_pieces.at[k];
+        waits(m, t, n->stream, g->nwaits, g->wait);
+        if (g->owner != NONE)
+            text_add(t, "    reduce_in_place(c, %s, %d, %d, %s + %" PRId64 ", %" PRId64 ");\n", on,
+                     group_of(m, s), g->owner, from, g->at, g->n);
+        else
+            text_add(t, "    all_reduce(c, %s, %d, %s + %" PRId64 ", %" PRId64 ");\n", on,
+                     group_of(m, s), from, g->at, g->n);
+    }
+}
+
 static void step(Cuda *m, Text *t, int i)
 {
     const RtStep *s = &m->s->steps.at[i];
     const Inst *n = &m->p->insts.at[i];
     comment(m, t, s, i);
     needs_room(m, s, n->stream);
-    waits(m, t, n);
-    if (s->kind == RT_GEMM) {
+    waits(m, t, n->stream, n->nwaits, n->wait);
+    if (i == m->p->pieced) {
+        gradient_pieces(m, t, s, n);
+    } else if (s->kind == RT_GEMM) {
         gemm(m, t, s);
     } else if (s->kind == RT_KERNEL) {
         const KernelSpec *k = &m->e->specs.at[s->kernel];
@@ -586,6 +605,17 @@ static void row_kernels(Cuda *m)
 
 typedef struct { int pass, tiles, boxes; } StageNames;     // stages whose tables they are
 
+/* Streams of function f; those of what runs under it start with it. */
+static unsigned streams_of(const Cuda *m, int f)
+{
+    const Plan *p = m->p;
+    unsigned used = m->used;
+    for (int i = 0; f == p->under && i < p->insts.n; i++)
+        if (p->insts.at[i].phase == PHASE_SYNC)
+            used |= 1u << p->insts.at[i].stream;
+    return p->under != NONE && p->funcs.at[f].kind == STEP_SYNC ? used | 1u << STREAMS : used;
+}
+
 /* ", TENSOR_BIT | WEIGHTS_BIT": what runs beside COMPUTE. */
 static const char *streams_used(unsigned used)
 {
@@ -593,6 +623,8 @@ static const char *streams_used(unsigned used)
     for (int i = STREAM_TENSOR; i < STREAMS; i++)
         if (used >> i & 1)
             text_add(&t, "%s%s_BIT", t.n ? " | " : ", ", stream_name[i]);
+    if (used >> STREAMS & 1)
+        text_add(&t, "%sUNDER_BIT", t.n ? " | " : ", ");
     return t.n ? t.at : ", 0";
 }
 
@@ -605,7 +637,7 @@ static StageNames stage_program(Cuda *m, int r, Text *tables)
     m->tiles.n = m->boxes.n = 0;
     for (int i = 0; i < m->p->funcs.n; i++) {
         const char *name = function(m, &m->p->funcs.at[i], i);
-        text_add(&pass, "\n    { %s%s },", name, streams_used(m->used));
+        text_add(&pass, "\n    { %s%s },", name, streams_used(streams_of(m, i)));
     }
     for (int i = 0; i < m->tiles.n; i += 4)
         text_add(&tiles, "\n    { %" PRId64 ", %" PRId64 ", %s, %" PRId64 " },", m->tiles.at[i],

@@ -415,6 +415,12 @@ typedef struct {
     bool summa;                             // partition = summa(q): columns have no copies
 } MeshSizes;
 
+/* n elements from `at` on of the flat gradient, and who gets their sum: a replica, or NONE: all. */
+typedef struct {
+    int64_t at, n; int owner;
+    int nwaits, wait[STREAMS - 1];  // as in Inst
+} GradPiece;
+
 typedef struct Plan {
     const Config *config;
     const char *model_name;
@@ -444,6 +450,9 @@ typedef struct Plan {
     VEC(Func) funcs;
     VEC(Call) calls;                // the stage's step table
     int events;                     // streams.c: numbers of events in use
+    /* streams.c: the sum of gradients over data, in pieces; the function whose last call it runs
+     * under; NONE: it does neither */
+    InstId pieced; int under; VEC(GradPiece) grad_pieces;
     int stage;
     struct Plan **stages;           // all of them, or NULL: this is the only one
     int64_t flat;                   // elements of the flat parameter region of a rank

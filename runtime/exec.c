@@ -444,8 +444,8 @@ static void free_ranks(Rt *rt)
 {
     for (int i = rt->first; i < rt->first + rt->nlocal; i++) {
         RtRank *r = &rt->rank[i];
+        rt_device_close(r);             // it looks at the tables
         rt_tables_free(r);
-        rt_device_close(r);
         if (r->block)
             munmap(r->block, r->block_mapped);
         rt_barrier_free(&r->team);

@@ -47,7 +47,8 @@ struct Ctx;
 enum Stream { COMPUTE, TENSOR, WEIGHTS, GRADIENTS, STAGES, STREAMS };
 enum {
     TENSOR_BIT = 1 << TENSOR, WEIGHTS_BIT = 1 << WEIGHTS, GRADIENTS_BIT = 1 << GRADIENTS,
-    STAGES_BIT = 1 << STAGES
+    STAGES_BIT = 1 << STAGES,
+    UNDER_BIT = 1 << STREAMS            // it goes on under the pass before
 };
 struct PassCode { void (*run)(Ctx *); unsigned streams; };    // those it needs beside COMPUTE
 
@@ -320,6 +321,13 @@ inline void reduce(Ctx *c, Stream s, int g, int root, const T *src, T *dst, int6
                                   c->stream[s]));
     if (mine && add)
         check(c, "reduce", move_copy(to, n, dst, n, (int64_t)1, n, true, c->stream[s]));
+}
+
+/* Of everyone's x the sum, where member `to` has its own. */
+template <typename T> inline void reduce_in_place(Ctx *c, Stream s, int g, int to, T *x, int64_t n)
+{
+    check(c, "reduce", ncclReduce(x, x, (size_t)n, nccl_type(x), ncclSum, to, c->comm[g],
+                                  c->stream[s]));
 }
 
 /* Boxes given are packed, sent, and unpacked by who takes them. */

@@ -338,7 +338,8 @@ inline const char *device_rows(void *ctx, int map)
 
 /*
  * Transfers are passes of their own, all at once, on STAGES. The other streams of a pass
- * start behind what is on COMPUTE, and COMPUTE goes on behind them.
+ * start behind what is on COMPUTE, and COMPUTE goes on behind them. What goes on under the pass
+ * before has events for all that it needs of it.
  */
 inline void run_pass(Ctx *c, const RtPass *p, int ipass)
 {
@@ -348,7 +349,7 @@ inline void run_pass(Ctx *c, const RtPass *p, int ipass)
     if (p->after >= 0)
         check(c, "an event", cudaStreamWaitEvent(c->stream[mine], c->passed[p->after], 0));
     for (int i = TENSOR; i < STAGES; i++)
-        if (code->streams >> i & 1)
+        if (!(code->streams & UNDER_BIT) && code->streams >> i & 1)
             follow_tail(c, (Stream)i, COMPUTE);
     if (transfer)
         check(c, "transfers", ncclGroupStart());

@@ -44,5 +44,6 @@ waits() { # NAME SETTING...
 
 waits cube plan.cube=[2,2,2]
 waits zero plan.data=2 plan.zero=2
+waits replicas model.hidden=128 plan.data=2 plan.zero=1
 waits stages model.layers=2 plan.pipeline=2 plan.microbatch=2 "plan.slices=[12,12]"
 echo "$passed passed, $failed failed, 0 skipped"

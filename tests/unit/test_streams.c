@@ -8,41 +8,83 @@
 #include "grids.h"
 #include "plan.h"
 
-static bool touches(const Plan *p, ValueId id, int64_t *from, int64_t *to)
+/* Something on a stream: an instruction, or a piece of the sum of gradients over data. */
+typedef struct { int region; int64_t from, to; bool written; } Bytes;
+typedef struct {
+    StreamId stream; int signal, nwaits, *wait;
+    VEC(Bytes) spans;
+} Act;
+typedef VEC(Act) Acts;
+
+static Bytes bytes_of(const Plan *p, ValueId id, bool written)
 {
     const Value *v = &p->values.at[id];
     const Buffer *b = &p->buffers.at[v->buffer];
-    int64_t bytes = dtype_bytes(p, b->dtype);
-    *from = b->offset + v->offset * bytes;
-    *to = *from + ((v->rows - 1) * v->ld + v->cols) * bytes;
-    return v->rows > 0;
+    int64_t bytes = dtype_bytes(p, b->dtype), from = b->offset + v->offset * bytes;
+    return (Bytes){ b->region, from, from + ((v->rows - 1) * v->ld + v->cols) * bytes, written };
 }
 
-static bool in_conflict(const Plan *p, const Inst *a, const Inst *b)
+static void add_acts(Plan *p, const Func *f, Acts *all)
 {
-    for (int i = 0; i < a->nin + a->nout; i++)
-        for (int j = 0; j < b->nin + b->nout; j++) {
-            if (i < a->nin && j < b->nin)
-                continue;
-            ValueId x = i < a->nin ? a->in[i] : a->out[i - a->nin];
-            ValueId y = j < b->nin ? b->in[j] : b->out[j - b->nin];
-            int64_t xf, xt, yf, yt;
-            if (p->buffers.at[p->values.at[x].buffer].region ==
-                p->buffers.at[p->values.at[y].buffer].region &&
-                touches(p, x, &xf, &xt) && touches(p, y, &yf, &yt) && xf < yt && yf < xt)
+    for (int i = f->first; i < f->end; i++) {
+        Inst *n = &p->insts.at[i];
+        Act a = { n->stream, n->signal, n->nwaits, n->wait, { 0 } };
+        for (int j = 0; j < n->nin + n->nout && i != p->pieced; j++) {
+            ValueId v = j < n->nin ? n->in[j] : n->out[j - n->nin];
+            if (p->values.at[v].rows > 0)
+                vec_add(&a.spans, bytes_of(p, v, j >= n->nin));
+        }
+        if (i != p->pieced) {
+            vec_add(all, a);
+            continue;
+        }
+        for (int k = 0; k < p->grad_pieces.n; k++) {
+            GradPiece *g = &p->grad_pieces.at[k];
+            Bytes s = bytes_of(p, n->in[0], true);
+            int64_t bytes = dtype_bytes(p, p->buffers.at[p->values.at[n->in[0]].buffer].dtype);
+            bool last = k == p->grad_pieces.n - 1;
+            Act piece = { n->stream, last ? n->signal : NONE, g->nwaits, g->wait, { 0 } };
+            s.from += g->at * bytes;
+            s.to = s.from + g->n * bytes;
+            vec_add(&piece.spans, s);
+            vec_add(all, piece);
+        }
+    }
+}
+
+/* What a function does; SYNC goes on where the function ends that it runs under. */
+static Acts acts_of(Plan *p, int f)
+{
+    Acts all = { 0 };
+    if (p->under != NONE && p->funcs.at[f].kind == STEP_SYNC)
+        return all;
+    add_acts(p, &p->funcs.at[f], &all);
+    for (int g = 0; f == p->under && g < p->funcs.n; g++)
+        if (p->funcs.at[g].kind == STEP_SYNC)
+            add_acts(p, &p->funcs.at[g], &all);
+    return all;
+}
+
+static bool in_conflict(const Act *a, const Act *b)
+{
+    for (int i = 0; i < a->spans.n; i++)
+        for (int j = 0; j < b->spans.n; j++) {
+            const Bytes *x = &a->spans.at[i], *y = &b->spans.at[j];
+            if ((x->written || y->written) && x->region == y->region && x->from < y->to &&
+                y->from < x->to)
                 return true;
         }
     return false;
 }
 
 /*
- * Pairs of a function that nothing orders. before[i][j]: i is over when j begins. A wait is
- * for the latest record of its event in front of it, as in CUDA.
+ * Pairs that nothing orders. before[i][j]: i is over when j begins. A wait is for the latest
+ * record of its event in front of it, as in CUDA.
  */
-static int unordered(const Plan *p, const Func *f)
+static int unordered(const Acts *acts)
 {
-    int n = f->end - f->first, missing = 0;
-    const Inst *at = &p->insts.at[f->first];
+    int n = acts->n, missing = 0;
+    const Act *at = acts->at;
     char *before = calloc((size_t)n * (size_t)n + 1, 1);
     for (int j = 0; j < n; j++) {
         VEC(int) direct = { 0 };
@@ -66,17 +108,9 @@ static int unordered(const Plan *p, const Func *f)
     for (int j = 0; j < n; j++)
         for (int i = 0; i < j; i++)
             missing += !before[i * n + j] && at[i].stream != at[j].stream &&
-                       in_conflict(p, &at[i], &at[j]);
+                       in_conflict(&at[i], &at[j]);
     free(before);
     return missing;
-}
-
-static int all_unordered(const Plan *p)
-{
-    int n = 0;
-    for (int f = 0; f < p->funcs.n; f++)
-        n += unordered(p, &p->funcs.at[f]);
-    return n;
 }
 
 static Plan *ordered(const char *file, const char *const *sets)
@@ -93,18 +127,18 @@ static int check(Plan *p)
     int n = 0;
     for (int r = 0; r < p->is.stages; r++) {
         Plan *s = plan_stage(p, r);
-        cr_expect_eq(all_unordered(s), 0, "stage %d", r);
-        for (int f = 0; f < s->funcs.n; f++)
-            for (int i = s->funcs.at[f].first; i < s->funcs.at[f].end; i++) {
-                Inst *x = &s->insts.at[i];
-                for (int w = 0; w < x->nwaits; w++, n++) {
-                    int was = x->wait[w];
-                    x->wait[w] = -2;
-                    cr_expect_gt(unordered(s, &s->funcs.at[f]), 0, "stage %d, instruction %d: "
-                                 "wait %d is one too many", r, i, w);
-                    x->wait[w] = was;
+        for (int f = 0; f < s->funcs.n; f++) {
+            Acts all = acts_of(s, f);
+            cr_expect_eq(unordered(&all), 0, "stage %d, function %d", r, f);
+            for (int i = 0; i < all.n; i++)
+                for (int w = 0; w < all.at[i].nwaits; w++, n++) {
+                    int was = all.at[i].wait[w];
+                    all.at[i].wait[w] = -2;
+                    cr_expect_gt(unordered(&all), 0, "stage %d, function %d, act %d: wait %d is "
+                                 "one too many", r, f, i, w);
+                    all.at[i].wait[w] = was;
                 }
-            }
+        }
     }
     return n;
 }
@@ -116,6 +150,10 @@ Test(streams, all_that_conflicts_is_ordered)
         { "plan.cube=[2,2,2]", "plan.keep=both", "plan.prefetch=1" },
         { "plan.cube=[2,1,2]", "plan.data=2", "plan.zero=3", "plan.keep=none", "plan.prefetch=2" },
         { "plan.data=2", "plan.zero=2", "plan.pipeline=2", "plan.slices=[32,32]" },
+        { "plan.data=2", "plan.zero=0", "plan.cube=[1,2,1]", "model.hidden=256" },
+        { "plan.data=2", "plan.zero=1", "plan.cube=[2,1,2]", "model.hidden=256" },
+        { "plan.data=2", "plan.zero=1", "plan.pipeline=2", "plan.slices=[32,32]",
+          "model.hidden=256" },
     };
     for (size_t i = 0; i < sizeof set / sizeof *set; i++)
         cr_expect_gt(check(ordered("examples/tiny.tcube", set[i])), 0, "no waits: %zu", i);
@@ -152,5 +190,32 @@ Test(streams, weights_are_gathered_a_turn_ahead)
             cr_expect_eq(late, 0);
         else
             cr_expect_gt(late, 0);
+    }
+}
+
+/* The sum over data runs under the last backward pass: all but the first layer's and the tables'
+ * parts of it wait for less than the whole of the pass. */
+Test(streams, gradients_are_summed_under_the_backward_pass)
+{
+    for (int zero = 0; zero < 2; zero++) {
+        const char *const sets[] = { "plan.data=2", zero ? "plan.zero=1" : "plan.zero=0",
+                                     "model.hidden=256", "model.layers=6", NULL };
+        Plan *p = ordered("examples/tiny.tcube", sets);
+        cr_assert_neq(p->under, NONE);
+        const Func *f = &p->funcs.at[p->under];
+        int early = 0;
+        int64_t at = 0;
+        for (int k = 0; k < p->grad_pieces.n; k++) {
+            const GradPiece *g = &p->grad_pieces.at[k];
+            InstId latest = NONE;
+            for (int w = 0; w < g->nwaits; w++)
+                for (int i = f->first; i < f->end; i++)
+                    if (p->insts.at[i].signal == g->wait[w])
+                        latest = i > latest ? i : latest;
+            early += latest < f->first + (f->end - f->first) * 2 / 3;
+            at += g->n;
+        }
+        cr_expect_gt(early, p->grad_pieces.n / 3);
+        cr_expect_eq(at, p->values.at[p->insts.at[p->pieced].in[0]].cols, "all of it, once");
     }
 }
