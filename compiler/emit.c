@@ -9,6 +9,7 @@
 #include <ctype.h>
 
 #include "emit.h"
+#include "price.h"
 
 typedef struct {
     Emitted *all; StageTables *e;
@@ -569,6 +570,12 @@ static void head(Emit *m)
     h->vocab = p->vocab;
     h->token_limit = token_limit(p);
     h->block_bytes = p->block_bytes;
+    if (p->config->has_cluster && p->config->cluster.device >= 0) {
+        Mesh mesh = price_mesh(p);
+        h->node = (int32_t)p->config->cluster.per_node.v;
+        for (int i = 0; i < MESH_AXES; i++)
+            h->place[i] = mesh.stride[i];
+    }
     h->flat = p->flat;
     h->flat_pad = p->flat_pad;
     train_head(m, h);

@@ -689,8 +689,7 @@ int rt_save_probe(Rt *rt)
     name_save(rt);
     if (rt->first == 0)
         open_output(rt, &rt->save);     // its status is kept
-    if (rt->mpi)
-        RT_TRY(rt_mpi_agree(rt, NULL));
+    RT_TRY(rt_processes_agree(rt, NULL));
     if (rt->first > 0)
         open_output(rt, &rt->save);
     return atomic_load(&rt->status);

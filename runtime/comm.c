@@ -225,7 +225,12 @@ int rt_barrier(RtWorker *w, const RtSeat *s)
 int rt_agree(RtWorker *w)
 {
     RtRank *r = w->rank;
-    return r->rt->mpi ? rt_mpi_agree(r->rt, r) : rt_barrier(w, &r->world);
+    return rt_processes(r->rt) ? rt_processes_agree(r->rt, r) : rt_barrier(w, &r->world);
+}
+
+int rt_processes_agree(Rt *rt, RtRank *r)
+{
+    return rt->mpi ? rt_mpi_agree(rt, r) : rt->remote ? rt_remote_agree(rt, r) : RT_OK;
 }
 
 /* ---- messages ------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 /*
- * comm_trace.c - prints every collective and forwards it to comm_threads or comm_mpi.
+ * comm_trace.c - prints every collective and forwards it to the run's back end.
  * RT_COMM=trace in the environment chooses it; lines go to stderr:
  *
  *   rank 2  all_gather       768 x 4  'h.0.attn.c_attn: X over y'  (gpt2.tcube:12:19)
@@ -8,7 +8,7 @@
 
 static const RtComm *below(const Rt *rt)
 {
-    return rt->mpi ? &rt_comm_mpi : &rt_comm_threads;
+    return rt->mpi ? &rt_comm_mpi : rt->remote ? &rt_comm_remote : &rt_comm_threads;
 }
 
 static void say(const RtWorker *w, const RtSeat *s, const char *what, int64_t n)
@@ -90,7 +90,11 @@ static int trace_recv(RtWorker *w, int peer, int kind, void *dst, int64_t bytes)
 
 static int trace_open(Rt *rt) { return below(rt)->open ? below(rt)->open(rt) : RT_OK; }
 static int trace_start(RtRank *r) { return below(r->rt)->start ? below(r->rt)->start(r) : RT_OK; }
-static void trace_close(Rt *rt) { below(rt)->close(rt); }
+static void trace_close(Rt *rt)
+{
+    if (below(rt)->close)
+        below(rt)->close(rt);
+}
 
 static int trace_sum_doubles(RtWorker *w, const RtSeat *s, double *v, int n)
 {

@@ -19,6 +19,9 @@ typedef struct {
     RtBoxes *given; int ngiven;
     RtDeviceRange *updates, *norms;
     int *filled;                        // by row map: the microbatch that the device has
+    atomic_bool open;
+    uint64_t done;                      // collectives that had ended when somebody looked
+    double *begin, *end;                // of passes, for the trace
 } Device;
 
 static int told(RtRank *r, const char *what, const char *message)
@@ -47,6 +50,100 @@ int64_t rt_persistent_bytes(const RtRank *r)
             end = to;
     }
     return end;
+}
+
+/* ---- which device ---------------------------------------------------------- */
+
+static int is_shared(void)
+{
+    const char *want = getenv("RT_SHARE_GPU");          // for trying a plan on a small machine
+    return want && strcmp(want, "1") == 0;
+}
+
+static int64_t block_of(const Rt *rt, int rank)
+{
+    return rt->program[rank / (rt->nranks / rt->head->nstages)].head->block_bytes;
+}
+
+static int gpu_of(const Rt *rt, int rank) { return (rt->gpu + rank - rt->first) % rt->ngpus; }
+
+static int check_memory(Rt *rt, int rank)
+{
+    RtDeviceFacts f = { .bytes = 0 };
+    char has[32], needs[32];
+    const char *why = rt->options->device->look(gpu_of(rt, rank), &f);
+    if (why)
+        return rt_fail(rt, RT_WORLD, "%s: error: rank %d cannot use GPU %d: %s", rt->exe, rank,
+                       gpu_of(rt, rank), why);
+    if ((double)f.bytes >= (double)block_of(rt, rank))
+        return RT_OK;
+    return rt_fail(rt, RT_WORLD, "%s: error: the GPU of rank %d (%s, %s) has %s of memory, the "
+                   "plan's block %s", rt->exe, rank, f.kind, f.id,
+                   rt_size_words((double)f.bytes, "B", has),
+                   rt_size_words((double)block_of(rt, rank), "B", needs));
+}
+
+int rt_devices_choose(Rt *rt)
+{
+    int local = 0;
+    const char *host = rt->remote ? rt_remote_host_of(rt, rt->first, &local) : "";
+    const char *on = rt->remote ? " on " : "";
+    const char *why = rt->options->device->count(&rt->ngpus);
+    if (why || rt->ngpus < 1)
+        return rt_fail(rt, RT_WORLD, "%s: error: there is no GPU%s%s: %s", rt->exe, on, host,
+                       why ? why : "none was found");
+    if (!rt->remote && rt->nranks > rt->ngpus && !is_shared())
+        return rt_fail(rt, RT_WORLD, "%s: error: the plan has %d ranks, this machine %d GPU%s; "
+                       "launch.sh and launch.sbatch start one process a GPU on several", rt->exe,
+                       rt->nranks, rt->ngpus, rt->ngpus == 1 ? "" : "s");
+    if (rt->remote && rt->ngpus > 1 && local >= rt->ngpus && !is_shared())
+        return rt_fail(rt, RT_WORLD, "%s: error: rank %d is number %d on %s, which has %d GPUs; "
+                       "start as many processes there", rt->exe, rt->first, local + 1, host,
+                       rt->ngpus);
+    rt->gpu = rt->ngpus > 1 ? local % rt->ngpus : 0;
+    for (int i = rt->first; i < rt->first + rt->nlocal; i++)
+        RT_TRY(check_memory(rt, i));
+    return RT_OK;
+}
+
+/* Processes that each see one GPU may all see the same. */
+static int check_different(Rt *rt)
+{
+    RtDeviceFacts mine = { .bytes = 0 };
+    rt->options->device->look(rt->gpu, &mine);
+    RtDeviceFacts *all = rt_alloc((size_t)rt->nranks, sizeof *all);
+    int status = rt_remote_share(rt, &mine, all, sizeof mine), none;
+    for (int a = 0; a < rt->nranks && !status && !is_shared(); a++)
+        for (int b = a + 1; b < rt->nranks && !status; b++)
+            if (strcmp(all[a].id, all[b].id) == 0 && rt_remote_together(rt, a, b))
+                status = rt_fail(rt, RT_WORLD, "%s: error: ranks %d and %d take the same GPU (%s) "
+                                 "of %s: give each its own by CUDA_VISIBLE_DEVICES, or all of them "
+                                 "all", rt->exe, a, b, all[a].id,
+                                 rt_remote_host_of(rt, a, &none));
+    free(all);
+    return status;
+}
+
+/* What NCCL wants to bring the ranks together. */
+int rt_devices_meet(Rt *rt)
+{
+    const RtDevice *dev = rt->options->device;
+    if (rt->remote) {
+        check_different(rt);
+        RT_TRY(rt_remote_agree(rt, NULL));
+    }
+    const char *why = rt->first == 0 ? dev->meeting(rt->meeting) : NULL;
+    if (why)
+        rt_fail(rt, RT_WORLD, "%s: error: NCCL could not start: %s", rt->exe, why);
+    if (!rt->remote)
+        return atomic_load(&rt->status);
+    RT_TRY(rt_remote_agree(rt, NULL));
+    char *all = rt_alloc((size_t)rt->nranks, sizeof rt->meeting);
+    int status = rt_remote_share(rt, rt->meeting, all, sizeof rt->meeting);
+    if (!status)
+        memcpy(rt->meeting, all, sizeof rt->meeting);
+    free(all);
+    return status;
 }
 
 /* ---- what the context is told --------------------------------------------- */
@@ -165,8 +262,16 @@ int rt_device_open(RtRank *r)
     d->rank.boxes = (const RtDeviceBoxes *const *)d->boxes;
     d->rank.updates = d->updates;
     d->rank.norms = d->norms;
-    d->rank.shared = &r->rt->device_shared;
-    return told(r, "open its device", r->rt->options->device->open(&d->rank, &d->ctx));
+    d->rank.device = gpu_of(r->rt, r->id);
+    d->rank.meeting = r->rt->meeting;
+    d->rank.timed = r->rt->options->trace != NULL;
+    if (d->rank.timed) {
+        d->begin = rt_alloc((size_t)r->head->npasses, sizeof *d->begin);
+        d->end = rt_alloc((size_t)r->head->npasses, sizeof *d->end);
+    }
+    RT_TRY(told(r, "open its device", r->rt->options->device->open(&d->rank, &d->ctx)));
+    atomic_store(&d->open, true);
+    return RT_OK;
 }
 
 void rt_device_close(RtRank *r)
@@ -183,6 +288,8 @@ void rt_device_close(RtRank *r)
     free(d->groups);
     free(d->updates);
     free(d->norms);
+    free(d->begin);
+    free(d->end);
     free(d);
     r->device = NULL;
 }
@@ -233,6 +340,8 @@ int rt_device_pass(RtWorker *w, const RtPass *pass)
     const RtDevice *dev = r->rt->options->device;
     RtDeviceNow now = { .step = r->now.step, .count = r->now.count, .lr = r->now.lr,
                         .clip = r->now.clip, .evaluate = r->now.evaluate };
+    atomic_store(&r->sign->op, pass->first < pass->last ? pass->first : -1);
+    atomic_fetch_add(&r->sign->progress, 1);
     RT_TRY(move_rows(r, d));
     if (pass->kind == RT_PASS_BEGIN)            // another step: other tokens in the same rows
         for (int i = 0; i < r->head->nrowmaps; i++)
@@ -240,12 +349,53 @@ int rt_device_pass(RtWorker *w, const RtPass *pass)
     RT_TRY(told(r, "run a pass", dev->pass(d->ctx, (int)(pass - r->program->passes), &now)));
     for (int i = pass->first; i < pass->last; i++) {
         int kind = r->program->steps[i].kind;
+        if (kind == RT_TOTALS || kind == RT_COUNT) {
+            atomic_store(&r->sign->op, i);
+            atomic_fetch_add(&r->sign->progress, 1);
+        }
         if (kind == RT_TOTALS)
             RT_TRY(rt_device_sums(r));
         if (kind == RT_TOTALS || kind == RT_COUNT)
             RT_TRY(rt_step(w, i));
     }
     return atomic_load_explicit(&r->rt->status, memory_order_relaxed);
+}
+
+/* ---- what it is at --------------------------------------------------------- */
+
+static bool is_exchange(int kind)
+{
+    return (kind >= RT_ALL_GATHER && kind <= RT_ALL_TO_ALL) || kind == RT_SEND || kind == RT_RECV;
+}
+
+/* Any thread. */
+bool rt_device_where(RtRank *r)
+{
+    Device *d = r->device;
+    int ipass, nth;
+    uint64_t done;
+    if (!d || !atomic_load(&d->open))
+        return false;
+    bool waits = r->rt->options->device->where(d->ctx, &ipass, &nth, &done);
+    if (done != d->done)
+        atomic_fetch_add(&r->sign->progress, 1);
+    d->done = done;
+    const RtPass *pass = waits ? &r->program->passes[ipass] : NULL;
+    for (int i = pass ? pass->first : 0; pass && i < pass->last; i++)
+        if (is_exchange(r->program->steps[i].kind) && nth-- == 0)
+            atomic_store(&r->sign->op, i);
+    return true;
+}
+
+/* Each pass is an event. */
+int rt_device_events(RtRank *r)
+{
+    Device *d = r->device;
+    RT_TRY(told(r, "time its passes", r->rt->options->device->spans(d->ctx, d->begin, d->end)));
+    for (int i = 0; i < r->head->npasses; i++)
+        if (d->end[i] > 0)
+            r->events[r->nevents++] = (RtEvent){ d->begin[i], d->end[i], -1, i };
+    return RT_OK;
 }
 
 /* ---- a program in one file -------------------------------------------------- */

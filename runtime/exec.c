@@ -36,6 +36,7 @@ enum {
                                 // sleeps, where every thread has a core; 2025-11
     GRACE_S = 10,               // how long a rank may need to notice the end of the run
     LOOK_MS = 100,              // between two looks at the ranks
+    LEFT_S = 1,                 // so long for a rank whose device may wait for one that is gone
 };
 
 /* ---- signals ------------------------------------------------------------- */
@@ -142,7 +143,7 @@ static int start_rank(RtRank *r)
     r->scratch = rt_alloc((size_t)rt_gemm_scratch(r->program), sizeof *r->scratch);
     size_t calls = 0;
     for (int i = 0; i < r->head->npasses; i++)
-        calls += (size_t)(r->program->passes[i].last - r->program->passes[i].first);
+        calls += (size_t)(r->program->passes[i].last - r->program->passes[i].first) + 1;
     if (r->rt->options->trace)
         r->events = rt_alloc(calls, sizeof *r->events);
     return RT_OK;
@@ -276,14 +277,16 @@ static int end_step(RtWorker *w, double begin)
     RtRank *r = w->rank;
     Rt *rt = r->rt;
     const RtOptions *o = rt->options;
-    bool looked_at = o->after_step || (r->events && !rt->mpi);
+    bool looked_at = o->after_step || (r->events && !rt_processes(rt));
     atomic_store(&r->sign->op, -1);
     if (o->after_step && o->device)
         RT_TRY(rt_device_pull(r));
     if (looked_at)
         RT_TRY(rt_barrier(w, &r->world));
-    if (r->events && rt->mpi)
-        RT_TRY(rt_mpi_bring_events(w));
+    if (r->events && o->device)
+        RT_TRY(rt_device_events(r));
+    if (r->events && rt_processes(rt))
+        RT_TRY(rt->mpi ? rt_mpi_bring_events(w) : rt_remote_bring_events(w));
     if (r->id == 0) {
         RT_TRY(rt_log_step(r, rt_now_s() - begin));
         if (rt->trace)
@@ -403,6 +406,12 @@ static void join_threads(Rt *rt)
                 break;
             if (rt->mpi)
                 rt_mpi_watch(rt);
+            if (rt->remote) {
+                rt_remote_watch(rt);
+                if (rt_remote_stuck(rt, LEFT_S))
+                    return;
+                continue;
+            }
             if (atomic_load(&rt->status) && over == 0)
                 over = rt_now_s();
             if (over > 0 && rt_now_s() - over > GRACE_S) {
@@ -442,9 +451,13 @@ static void make_ranks(Rt *rt)
 
 static void free_ranks(Rt *rt)
 {
+    for (int i = 0; i < rt->nranks; i++)
+        if (!rt_is_here(rt, i))
+            free(rt->rank[i].events);
     for (int i = rt->first; i < rt->first + rt->nlocal; i++) {
         RtRank *r = &rt->rank[i];
-        rt_device_close(r);             // it looks at the tables
+        if (!atomic_load(&rt->status))  // a device may wait for one that has failed: it stays
+            rt_device_close(r);         // it looks at the tables
         rt_tables_free(r);
         if (r->block)
             munmap(r->block, r->block_mapped);
@@ -460,7 +473,7 @@ static void free_ranks(Rt *rt)
 int rt_exec(Rt *rt)
 {
     struct sigaction old[CAUGHT];
-    bool all_run = rt->mpi ? rt_mpi_has_cores(rt) : rt->nranks * rt->nworkers <= cores();
+    bool all_run = rt->remote ? false : rt->mpi ? rt_mpi_has_cores(rt) : rt->nranks * rt->nworkers <= cores();
     rt->spin = all_run ? SPIN : 0;
     if (rt->mpi && cores() < rt->nworkers && cores() < sysconf(_SC_NPROCESSORS_ONLN))
         rt_note(rt, "warning: the launcher bound a rank of %d workers to %d core%s; mpirun "
@@ -475,6 +488,8 @@ int rt_exec(Rt *rt)
             rt_mpi_place_fault(rt);
         release_signals(old);
     }
+    if (rt->remote && atomic_load(&rt->status))
+        return atomic_load(&rt->status);        // a thread may be at work yet
     free_ranks(rt);
     if (rt->comm->close)
         rt->comm->close(rt);

@@ -140,14 +140,14 @@ static int log_broken(Rt *rt)
 static void put_hosts(const Rt *rt)
 {
     char host[256] = "";
-    if (!rt->mpi) {
+    if (!rt_processes(rt)) {
         if (gethostname(host, sizeof host - 1))
             snprintf(host, sizeof host, "unknown");
         put_json(rt->log, host);
         return;
     }
     const char *name;
-    for (int i = 0; (name = rt_mpi_host(rt, i)); i++) {
+    for (int i = 0; (name = rt->mpi ? rt_mpi_host(rt, i) : rt_remote_host(rt, i)); i++) {
         fputs(i ? ", " : "", rt->log);
         put_json(rt->log, name);
     }
@@ -220,7 +220,7 @@ int rt_log_close(Rt *rt)
 /* ---- what people see ----------------------------------------------------- */
 
 /* "1.21 GB": three digits and a unit. */
-static const char *size_words(double v, const char *unit, char out[32])
+const char *rt_size_words(double v, const char *unit, char out[32])
 {
     static const char prefix[][2] = { "", "k", "M", "G", "T", "P" };
     int i = 0;
@@ -248,9 +248,9 @@ void rt_log_head(Rt *rt)
                  rt->blas.gflops);
     printf("%s: %d rank%s%s%s, %s%s; block %s a rank; %lld tokens a step\n",
            rt_text(rt->program, h->model_name), rt->nranks, rt->nranks == 1 ? "" : "s",
-           rt->mpi ? " as processes" : "", workers,
+           rt_processes(rt) ? " as processes" : "", workers,
            rt_text(rt->program, h->plan_line), blas,
-           size_words((double)largest_block(rt), "B", bytes), (long long)step_tokens(rt));
+           rt_size_words((double)largest_block(rt), "B", bytes), (long long)step_tokens(rt));
     fflush(stdout);
 }
 
@@ -265,7 +265,7 @@ int rt_log_step(RtRank *r, double step_s)
         char words[32], digits[24];
         int width = snprintf(digits, sizeof digits, "%lld", (long long)rt->steps);
         printf("step %*lld  loss %7.4f  grad_norm %8.4g  lr %.1e  %10s  %8.4f s\n", width, step,
-               now->loss, now->norm, now->lr, size_words(rate, "tok/s", words), step_s);
+               now->loss, now->norm, now->lr, rt_size_words(rate, "tok/s", words), step_s);
         if (fflush(stdout))
             return rt_fail(rt, RT_WORLD, "%s: error: could not write to stdout: %s", rt->exe,
                            strerror(errno));
@@ -307,21 +307,34 @@ static const char *const pass_word[] = {
     "recv_gradient", "sync", "optimizer", "begin",
 };
 
+/* A pass as the simulator calls it: "forward 0.1", microbatch and slice. */
+static void pass_name(const RtPass *p, char out[64])
+{
+    size_t n = (size_t)snprintf(out, 64, "%s", pass_word[p->kind]);
+    if (p->kind >= RT_PASS_SYNC)
+        return;
+    n += (size_t)snprintf(out + n, 64 - n, " %d.%d", p->microbatch, p->slice);
+    if (p->chunk)
+        snprintf(out + n, 64 - n, ".%d", p->chunk);
+}
+
 static void trace_event(Rt *rt, const RtRank *r, const RtEvent *e, int64_t step)
 {
     const RtProgram *p = r->program;
-    const RtStep *s = &p->steps[e->step];
+    const RtStep *s = e->step < 0 ? NULL : &p->steps[e->step];
     const RtPass *pass = &p->passes[e->pass];
+    char whole[64];
+    pass_name(pass, whole);
     fputs(rt->trace_any ? ",\n{\"name\": " : "{\"name\": ", rt->trace);
     rt->trace_any = true;
-    put_json(rt->trace, rt_text(p, s->name));
+    put_json(rt->trace, s ? rt_text(p, s->name) : whole);
     fprintf(rt->trace, ", \"ph\": \"X\", \"pid\": %d, \"tid\": %d, \"ts\": %.3f, "
             "\"dur\": %.3f, \"args\": {\"step\": %lld, \"pass\": \"%s\", "
             "\"microbatch\": %d, \"slice\": %d, \"chunk\": %d, \"source\": ", r->stage, r->id,
             1e6 * (e->begin_s - rt->started_s), 1e6 * (e->end_s - e->begin_s),
             (long long)step + 1, pass_word[pass->kind], pass->microbatch, pass->slice,
             pass->chunk);
-    put_json(rt->trace, rt_text(p, s->source));
+    put_json(rt->trace, s ? rt_text(p, s->source) : "");
     fputs("}}", rt->trace);
 }
 

@@ -130,7 +130,7 @@ static int apply_options(Rt *rt)
         free(rt->log_path);
         rt->log_path = copy_text(o->log);
     }
-    rt->steps = o->steps >= 0 ? o->steps : rt->own.train.steps;
+    rt->steps = o->profile ? 0 : o->steps >= 0 ? o->steps : rt->own.train.steps;
     return RT_OK;
 }
 
@@ -139,6 +139,8 @@ static int join_processes(Rt *rt)
 {
     const char *want = getenv("RT_COMM");
     bool launched = rt_launched();
+    if (rt->options->device)
+        return rt->options->may_be_launched ? rt_remote_join(rt) : RT_OK;
     if (want && (strcmp(want, "threads") == 0 || strcmp(want, "mpi") == 0))
         launched = *want == 'm';
     return rt->options->may_be_launched && launched ? rt_mpi_join(rt) : RT_OK;
@@ -148,7 +150,7 @@ static int choose_comm(Rt *rt)
 {
     const char *want = getenv("RT_COMM"), *limit = getenv("RT_TIMEOUT");
     want = want ? want : "";
-    rt->comm = rt->mpi ? &rt_comm_mpi : rt->nranks > 1 ? &rt_comm_threads : &rt_comm_null;
+    rt->comm = rt->mpi ? &rt_comm_mpi : rt->remote ? &rt_comm_remote : rt->nranks > 1 ? &rt_comm_threads : &rt_comm_null;
     if (strcmp(want, "trace") == 0)
         rt->comm = &rt_comm_trace;
     else if (*want && strcmp(want, "threads") != 0 && strcmp(want, "mpi") != 0)
@@ -178,6 +180,8 @@ static bool has_products(const Rt *rt)
 static int prepare(Rt *rt)
 {
     RT_TRY(choose_comm(rt));
+    if (rt->options->device)
+        RT_TRY(rt_devices_choose(rt));
     RT_TRY(apply_options(rt));
     RT_TRY(rt_resume_open(rt));
     if (rt->steps > rt->first_step) {
@@ -208,10 +212,12 @@ static int train(Rt *rt)
     rt->save_id = getpid();
     RT_TRY(join_processes(rt));
     int status = prepare(rt);
-    if (rt->mpi)
-        status = rt_mpi_agree(rt, NULL);
+    if (rt_processes(rt))
+        status = rt_processes_agree(rt, NULL);
     rt_save_forget(rt);
     RT_TRY(status);
+    if (rt->options->device)
+        RT_TRY(rt_devices_meet(rt));
     rt_log_head(rt);
     return rt_exec(rt);
 }
@@ -232,12 +238,17 @@ int rt_run(const RtProgram *program, const RtOptions *options)
     rt_save_forget(rt);
     rt_checkpoint_close(rt);
     int status = atomic_load(&rt->status);
-    if (status && (!rt->mpi || rt_mpi_tells(rt))) {
+    bool tells = rt->mpi ? status && rt_mpi_tells(rt)
+                         : rt->remote ? status && rt_remote_tells(rt) : status;
+    status = atomic_load(&rt->status);
+    if (tells) {
         fflush(stdout);
         fprintf(stderr, "%s\n", rt->fault);
     }
     if (rt->mpi)
         rt_mpi_leave(rt);
+    if (rt->remote)
+        rt_remote_leave(rt);
     rt_load_close(rt);
     rt_data_close(rt);
     free(rt->data_path);
@@ -263,8 +274,9 @@ static bool another_speaks(void)
     return true;
 }
 
-static void help(const RtProgram *p, const char *exe)
+static void help(const RtProgram *p, const RtOptions *o)
 {
+    const char *exe = o->exe;
     if (another_speaks())
         return;
     printf("usage: %s [OPTION]...\n"
@@ -280,12 +292,22 @@ static void help(const RtProgram *p, const char *exe)
            "                         weights log validate checkpoint, and the numbers lr beta1\n"
            "                         beta2 eps weight_decay momentum warmup decay min\n"
            "  -q                     no lines on stdout\n"
-           "  --help                 this text\n\n"
-           "Ranks are threads of one process; under Open MPI's mpirun -np RANKS each is a "
-           "process.\n\n"
-           "RT_TIMEOUT=SECONDS, RT_BLAS=openblas|blis|onednn|none|PATH, RT_COMM=threads|mpi|trace\n"
-           "and RT_MPI=PATH in the environment are obeyed.\n", exe, rt_text(p, p->head->model_name),
+           "  --help                 this text\n\n", exe, rt_text(p, p->head->model_name),
            rt_text(p, p->head->plan_line), (long long)p->head->train.steps);
+    if (o->device)
+        printf("  --root HOST:PORT       where rank 0 listens\n"
+               "  --rank N --world N     this process is rank N, where no launcher says it\n"
+               "  --profile FILE         measures the GPUs and their links instead of training\n\n"
+               "Started by torchrun, Slurm's srun or Open MPI's mpirun each process is a rank and "
+               "takes\na GPU; else ranks are threads of one process.\n\n"
+               "RT_TIMEOUT=SECONDS of standing still, RT_JOIN=SECONDS for all to come, "
+               "RT_COMM=threads,\nRT_PLACEMENT=any and RT_SHARE_GPU=1 in the environment are "
+               "obeyed.\n");
+    else
+        printf("Ranks are threads of one process; under Open MPI's mpirun -np RANKS each is a "
+               "process.\n\n"
+               "RT_TIMEOUT=SECONDS, RT_BLAS=openblas|blis|onednn|none|PATH, "
+               "RT_COMM=threads|mpi|trace\nand RT_MPI=PATH in the environment are obeyed.\n");
 }
 
 static int usage(const char *exe, const char *what, const char *arg)
@@ -311,21 +333,24 @@ static const char *value_of(int argc, char **argv, int *i, const char *name)
 static int read_options(const RtProgram *p, int argc, char **argv, RtOptions *o,
                         const char **sets)
 {
+    enum { ANYWHERE = 5 };              // the others are for devices
     const struct { const char *name; const char **to; } files[] = {
         { "--load", &o->load }, { "--save", &o->save }, { "--log", &o->log },
-        { "--trace", &o->trace }, { "--resume", &o->resume },
+        { "--trace", &o->trace }, { "--resume", &o->resume }, { "--root", &o->root },
+        { "--rank", &o->rank }, { "--world", &o->world }, { "--profile", &o->profile },
     };
+    size_t nfiles = o->device ? sizeof files / sizeof *files : ANYWHERE;
     for (int i = 1; i < argc; i++) {
         const char *v = NULL, *arg = argv[i];
         if (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0) {
-            help(p, o->exe);
+            help(p, o);
             return -1;
         }
         if (strcmp(arg, "-q") == 0) {
             o->quiet = 1;
             continue;
         }
-        for (size_t k = 0; k < sizeof files / sizeof *files && !v; k++)
+        for (size_t k = 0; k < nfiles && !v; k++)
             if ((v = value_of(argc, argv, &i, files[k].name)))
                 *files[k].to = v;
         if (v)
@@ -344,6 +369,9 @@ static int read_options(const RtProgram *p, int argc, char **argv, RtOptions *o,
             for (size_t k = 0; k < sizeof with_value / sizeof *with_value; k++)
                 if (strcmp(arg, with_value[k]) == 0)
                     return usage(o->exe, "expected a value after", arg);
+            for (size_t k = ANYWHERE; k < nfiles; k++)
+                if (strcmp(arg, files[k].name) == 0)
+                    return usage(o->exe, "expected a value after", arg);
             return usage(o->exe, *arg == '-' ? "unknown option" : "unexpected argument", arg);
         }
     }
@@ -353,7 +381,7 @@ static int read_options(const RtProgram *p, int argc, char **argv, RtOptions *o,
 static int main_of(const RtProgram *program, const RtDevice *device, int argc, char **argv)
 {
     rt_guard_files();
-    RtOptions o = { .steps = -1, .may_be_launched = !device, .device = device,
+    RtOptions o = { .steps = -1, .may_be_launched = true, .device = device,
                     .exe = argc > 0 ? argv[0] : "program" };
     const char **sets = rt_alloc((size_t)argc + 1, sizeof *sets);
     const char *slash = strrchr(o.exe, '/');

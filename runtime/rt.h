@@ -265,7 +265,10 @@ typedef struct {
      * owns. -1: none (sgd has no v). master: float parameters, m's layout, beside stored ones of
      * 16 bits (params_stored = RT_BF16_STORED); else -1. */
     int64_t params_offset, grads_offset, m_offset, v_offset, master_offset;
-    int32_t params_stored, pad3;
+    int32_t params_stored;
+    int32_t node;                   // ranks that the plan puts on one machine; 0: it does not say
+    int32_t place[6];               // number of a rank's place on the cluster: the sum of its
+                                    // coordinates stage, data, x, y, z times these; [5] unused
     int64_t flat, flat_pad;         // elements of the flat region; padded for data
     int32_t nsteps, nparams, nunits, npieces, nsegments, ncolumns, nrowmaps, nkernels;
     int32_t npasses, nslices, nouts;
@@ -355,9 +358,15 @@ typedef struct {
     /* what the optimizer does here, and which gradient elements count in the norm */
     const RtDeviceRange *updates, *norms;
     int nupdates, nnorms;
-    /* shared by the ranks of this process: a place for their meeting (NULL at first) */
-    void **shared;
+    int device;                     // the GPU it takes
+    const char *meeting;            // [RT_MEETING], made by RtDevice.meeting for all ranks
+    bool timed;                     // spans will be asked for
 } RtDeviceRank;
+
+enum { RT_MEETING = 128, RT_DEVICE_NAME = 64 };
+
+/* A GPU: what no other one of the machine is called, its kind, its memory. */
+typedef struct { char id[RT_DEVICE_NAME], kind[RT_DEVICE_NAME]; size_t bytes; } RtDeviceFacts;
 
 /* What a pass needs to know of the training step. */
 typedef struct {
@@ -368,6 +377,12 @@ typedef struct {
 
 typedef struct {
     const RtGroupKey *groups; int ngroups;
+    /* Before there are ranks, on the main thread; messages are static. How many GPUs this
+     * process sees; what one is; what ranks need to find each other, made by rank 0's process
+     * for all. */
+    const char *(*count)(int *n);
+    const char *(*look)(int device, RtDeviceFacts *facts);
+    const char *(*meeting)(char meeting[RT_MEETING]);
     const char *(*open)(const RtDeviceRank *rank, void **ctx);
     void        (*close)(void *ctx);
     const char *(*write)(void *ctx, int64_t offset, const void *src, size_t bytes);
@@ -376,6 +391,15 @@ typedef struct {
     const char *(*pass)(void *ctx, int ipass, const RtDeviceNow *now);
     /* loss and squares of this rank since the step began, after its passes */
     const char *(*sums)(void *ctx, double *loss, double *squares);
+    /* The collective or transfer at which the device is: the n-th of pass *ipass, counted
+     * from 0. false: it waits in none. *done counts those that have ended. Any thread may ask. */
+    bool (*where)(void *ctx, int *ipass, int *nth, uint64_t *done);
+    /* When each pass of the step began and ended, in seconds of CLOCK_MONOTONIC; waits for
+     * them. Where the rank is `timed`. */
+    const char *(*spans)(void *ctx, double *begin, double *end);
+    /* Rates of the device and of NCCL among the ranks, as lines of a profile; all ranks call
+     * it, rank 0 has the text: malloc'd. */
+    const char *(*profile)(void *ctx, char **text);
 } RtDevice;
 
 /* ---- entry points --------------------------------------------------------- */
@@ -390,6 +414,8 @@ typedef struct {
     const char *const *sets; int nsets;         // "train.lr=1e-3"; others refused
     const char *exe;                            // name shown in messages
     int     may_be_launched;                    // under mpirun this process is one rank
+    const char *root, *rank, *world;            // --root HOST:PORT --rank N --world N, or NULL
+    const char *profile;                        // of the device: measures instead of training
     /* tests and verify: called after each step on rank 0's thread while all
      * ranks wait; `grads`/`params` are readable through rt_read_param. */
     void (*after_step)(void *ctx, Rt *rt, int64_t step, double loss, double norm);
@@ -412,7 +438,8 @@ void rt_guard_files(void);
  * `program` afterwards. */
 int rt_run(const RtProgram *program, const RtOptions *options);
 
-/* main() of a built executable: --steps --load --save --resume --log --trace --set. */
+/* main() of a built executable: --steps --load --save --resume --log --trace --set; where a
+ * device runs the steps also --root --rank --world --profile. */
 int rt_main(const RtProgram *program, int argc, char **argv);
 
 /* Learning rate of step s (from 0) by the schedule in `head`. */

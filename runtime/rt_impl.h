@@ -34,6 +34,7 @@ typedef struct RtData RtData;
 typedef struct RtTensors RtTensors;
 typedef struct RtMpi RtMpi;             // processes.c
 typedef struct RtPost RtPost;           // comm_mpi.c
+typedef struct RtRemote RtRemote;       // remote.c
 
 /* ---- waiting (comm_threads.c) -------------------------------------------- */
 
@@ -124,7 +125,7 @@ typedef struct RtComm {
 } RtComm;
 enum { RT_MAX_SUMS = 8 };
 
-extern const RtComm rt_comm_null, rt_comm_threads, rt_comm_mpi, rt_comm_trace;
+extern const RtComm rt_comm_null, rt_comm_threads, rt_comm_mpi, rt_comm_remote, rt_comm_trace;
 
 /* ---- tables (tables.c) --------------------------------------------------- */
 
@@ -210,7 +211,7 @@ typedef struct {
 /* The first number that was not finite when a broken step was taken again: fault.c. */
 typedef struct { bool found; int pass, step, out; int64_t row, col; double value; } RtSearch;
 
-/* --trace: one call of a step. */
+/* --trace: one call of a step; step -1: a device's whole pass. */
 typedef struct { double begin_s, end_s; int step, pass; } RtEvent;
 
 struct RtRank {
@@ -277,12 +278,14 @@ struct Rt {
     int64_t first_step, first_sequence; // where it begins: steps and sequences done before
     RtRank *rank;
     RtSign *sign;                       // by rank
-    RtMpi *mpi;                         // this process is one of several; else NULL
+    RtMpi *mpi;                         // this process is one of several under MPI; else NULL
+    RtRemote *remote;                   // one of several whose steps a device runs; else NULL
     RtGroupKind *kind; int nkinds;
     int **step_kind;                    // by stage: group kind of each step, -1
     RtGroup **groups; int ngroups;
     RtGroup *everyone;
-    void *device_shared;                // RtDeviceRank.shared
+    int gpu, ngpus;                     // of the first rank here; that this process sees
+    char meeting[RT_MEETING];           // RtDeviceRank.meeting
     const RtComm *comm;
     RtMail *mail; int nmail;
     RtBlas blas;
@@ -373,6 +376,7 @@ double rt_now_s(void);
 void  *rt_alloc(size_t count, size_t size);     // zeroed; ends the process when there is none
 const char *rt_text(const RtProgram *p, int32_t offset);   // -1: ""
 const char *rt_who(const RtRank *r, char out[48]);          // "rank 3 (stage 1)"
+const char *rt_size_words(double v, const char *unit, char out[32]);    // "1.21 GB"
 
 /* ---- tables.c ------------------------------------------------------------ */
 
@@ -458,6 +462,25 @@ int  rt_mpi_recv(Rt *rt, void *p, int64_t bytes, int peer, int tag);
 int  rt_mpi_wait(Rt *rt, RtRank *r, int box, const char *what);
 int  rt_mpi_bring_events(RtWorker *w);
 
+/* ---- remote.c ------------------------------------------------------------ */
+
+int  rt_remote_join(Rt *rt);            // sets Rt.remote, .first, .nlocal
+int  rt_remote_share(Rt *rt, const void *mine, void *all, size_t bytes);   // all by rank
+int  rt_remote_agree(Rt *rt, RtRank *r);
+bool rt_remote_tells(Rt *rt);
+void rt_remote_watch(Rt *rt);
+bool rt_remote_stuck(const Rt *rt, double seconds);     // too long over to wait for threads
+void rt_remote_leave(Rt *rt);
+int  rt_remote_bring_events(RtWorker *w);
+const char *rt_remote_host(const Rt *rt, int i);
+bool rt_remote_together(const Rt *rt, int a, int b);    // two ranks on one machine
+const char *rt_remote_host_of(const Rt *rt, int rank, int *local);     // its rank there
+
+/* ---- ranks that are processes, of either kind (comm.c) -------------------- */
+
+static inline bool rt_processes(const Rt *rt) { return rt->mpi || rt->remote; }
+int  rt_processes_agree(Rt *rt, RtRank *r);     // r: NULL before the ranks live
+
 /* ---- exec.c -------------------------------------------------------------- */
 
 int  rt_exec(Rt *rt);                   // starts the ranks, trains, joins them
@@ -474,6 +497,11 @@ int  rt_find_fault(RtWorker *w);
 /* ---- device.c: steps that a device runs (RtOptions.device) ---------------- */
 
 int64_t rt_persistent_bytes(const RtRank *r);   // of the block, from its start
+int  rt_devices_choose(Rt *rt);                 // before there are ranks
+int  rt_devices_meet(Rt *rt);                   // all having chosen
+bool rt_device_where(RtRank *r);                // r->sign: what it waits in; false: not open yet
+int  rt_device_events(RtRank *r);               // of the step, for the trace
+int  rt_device_profile(RtWorker *w);
 int  rt_device_open(RtRank *r);                 // its context; the block is the host's copy
 void rt_device_close(RtRank *r);
 int  rt_device_push(RtRank *r);                 // parameters and moments to the device

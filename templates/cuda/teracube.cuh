@@ -26,13 +26,14 @@
 #include "rope.cuh"
 #include "rows.cuh"
 
-#include <atomic>
 #include <cublas_v2.h>
 #include <math.h>
+#include <mutex>
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 typedef __nv_bfloat16 bf16;
 
@@ -58,9 +59,6 @@ struct StageProgram {
     const BoxSet *boxes;
 };
 
-/* Where the ranks of one process meet before NCCL can. */
-struct Meeting { ncclUniqueId id; };
-
 /* An all-to-all: what goes through the room of packed boxes, in numbers; by member of the
  * group where its part begins. The rank's own part is taken where it was given. */
 struct Exchange {
@@ -85,6 +83,7 @@ struct Ctx {
     cudaEvent_t *passed;                // by pass; NULL: nobody waits for it
     cublasHandle_t blas;
     ncclComm_t world, *comm;            // by group; NULL: no member
+    struct Watch *watch;                // what the device is at
     int ngroups, *group_size, *group_me;
     CtxRows *rows;
     char *tray[TRAYS];                  // pinned, on which tokens go to the device; see take_tray
@@ -262,6 +261,8 @@ inline void gemm(Ctx *c, const bf16 *a, int64_t lda, bool ta, const float *b, in
     gemm_same(c, a, lda, ta, x, cols, tb, out, ldc, m, n, k, add);
 }
 
+#include "teracube_start.cuh"
+
 /* ---- collectives and transfers ------------------------------------------------------------- */
 
 inline ncclDataType_t nccl_type(const float *) { return ncclFloat; }
@@ -273,6 +274,7 @@ inline void all_gather(Ctx *c, Stream s, int g, const T *src, T *dst, int64_t n)
 {
     check(c, "all-gather", ncclAllGather(src, dst, (size_t)n, nccl_type(src), c->comm[g],
                                          c->stream[s]));
+    watched(c, c->stream[s]);
 }
 
 /* The member's own part stands where the result has it. */
@@ -287,6 +289,7 @@ inline void reduce_scatter(Ctx *c, Stream s, int g, const T *src, T *dst, int64_
     T *to = add ? (T *)(void *)c->sum[s] : dst;
     check(c, "reduce-scatter", ncclReduceScatter(src, to, (size_t)n, nccl_type(src), ncclSum,
                                                  c->comm[g], c->stream[s]));
+    watched(c, c->stream[s]);
     if (add)
         check(c, "reduce-scatter", move_copy(to, n, dst, n, (int64_t)1, n, true, c->stream[s]));
 }
@@ -301,6 +304,7 @@ template <typename T> inline void all_reduce(Ctx *c, Stream s, int g, T *x, int6
 {
     check(c, "all-reduce", ncclAllReduce(x, x, (size_t)n, nccl_type(x), ncclSum, c->comm[g],
                                          c->stream[s]));
+    watched(c, c->stream[s]);
 }
 
 /* src of member `root` to dst of all. */
@@ -350,6 +354,7 @@ inline void all_to_all(Ctx *c, Stream s, int g, int boxes, const T *src, T *dst)
                                             c->comm[g], c->stream[s]));
     }
     check(c, "all-to-all", ncclGroupEnd());
+    watched(c, c->stream[s]);
     check(c, "all-to-all", move_boxes(e.take, sizeof(T), dst, e.take_ld, room, false,
                                       c->stream[s]));
 }

@@ -26,18 +26,6 @@ template <typename T> inline T *on_device(Ctx *c, const T *from, int64_t n)
     return p;
 }
 
-inline void take_device(Ctx *c)
-{
-    int n = 0;
-    cudaError_t e = cudaGetDeviceCount(&n);
-    if (e != cudaSuccess || n == 0) {
-        fail(c, "there is no GPU", e != cudaSuccess ? cudaGetErrorString(e) : "none was found");
-        return;
-    }
-    c->device = c->rank->rank % n;
-    check(c, "this GPU", cudaSetDevice(c->device));
-}
-
 inline void take_memory(Ctx *c)
 {
     size_t bytes = (size_t)c->head->block_bytes;
@@ -177,16 +165,9 @@ inline void take_boxes(Ctx *c)
 /* All ranks split the world by each group in the same order. */
 inline void take_groups(Ctx *c, const Program *p)
 {
-    std::atomic<Meeting *> *place = (std::atomic<Meeting *> *)(void *)c->rank->shared;
-    Meeting *mine = (Meeting *)calloc(1, sizeof *mine), *none = NULL;
-    if (!check(c, "NCCL's id", ncclGetUniqueId(&mine->id))) {
-        free(mine);
-        return;
-    }
-    if (!place->compare_exchange_strong(none, mine))
-        free(mine);
-    check(c, "NCCL's start", ncclCommInitRank(&c->world, c->rank->nranks, place->load()->id,
-                                              c->rank->rank));
+    ncclUniqueId id;
+    memcpy(&id, c->rank->meeting, sizeof id);
+    check(c, "NCCL's start", ncclCommInitRank(&c->world, c->rank->nranks, id, c->rank->rank));
     int n = 0;
     while (p->groups[n].axes)
         n++;
@@ -210,10 +191,11 @@ template <const Program *P> inline const char *device_open(const RtDeviceRank *r
     c->rank = rank;
     c->head = rank->program->head;
     c->stage = &P->stages[c->head->stage];
-    take_device(c);
-    if (c->message[0])
+    c->device = rank->device;
+    if (!check(c, "this GPU", cudaSetDevice(c->device)))
         return c->message;
     take_streams(c, P);
+    take_watch(c);
     check(c, "cuBLAS", cublasCreate(&c->blas));
     check(c, "cuBLAS", cublasSetStream(c->blas, c->compute));
     take_memory(c);
@@ -283,6 +265,7 @@ inline void device_close(void *ctx)
             cudaEventDestroy(c->passed[i]);
     free(c->event);
     free(c->passed);
+    close_watch(c);
     free(c->rows);
     free(c->column);
     for (int i = 0; c->exchange && i < c->nexchanges; i++) {
@@ -348,6 +331,7 @@ inline void run_pass(Ctx *c, const RtPass *p, int ipass)
     Stream mine = transfer ? STAGES : COMPUTE;
     if (p->after >= 0)
         check(c, "an event", cudaStreamWaitEvent(c->stream[mine], c->passed[p->after], 0));
+    watch_begins(c, ipass, c->stream[mine]);
     for (int i = TENSOR; i < STAGES; i++)
         if (!(code->streams & UNDER_BIT) && code->streams >> i & 1)
             follow_tail(c, (Stream)i, COMPUTE);
@@ -359,6 +343,7 @@ inline void run_pass(Ctx *c, const RtPass *p, int ipass)
     for (int i = TENSOR; i < STAGES; i++)
         if (code->streams >> i & 1)
             follow_tail(c, COMPUTE, (Stream)i);
+    watch_ends(c, ipass, c->stream[mine]);
     if (p->awaited)
         check(c, "an event", cudaEventRecord(c->passed[ipass], c->stream[mine]));
 }
@@ -408,8 +393,9 @@ inline int teracube_main(const char *from, const char *to, int argc, char **argv
     RtGroupKey *keys = (RtGroupKey *)calloc((size_t)n + 1, sizeof *keys);
     for (int i = 0; i < n; i++)
         keys[i] = { P->groups[i].axes, P->groups[i].rep, P->groups[i].stages };
-    const RtDevice device = { keys, n, device_open<P>, device_close, device_write, device_read,
-                              device_rows, device_pass, device_sums };
+    const RtDevice device = { keys, n, device_count, device_look, device_meeting, device_open<P>,
+                              device_close, device_write, device_read, device_rows, device_pass,
+                              device_sums, device_where, device_spans, NULL };
     int status = rt_device_main(from, (size_t)(to - from), &device, argc, argv);
     free(keys);
     return status;

@@ -65,6 +65,29 @@ Device *current_device()
     return device(my_device);
 }
 
+// CUDA_VISIBLE_DEVICES: numbers of the machine's GPUs, by the process's own.
+static const std::vector<int> &visible()
+{
+    static std::vector<int> *all = nullptr;
+    static std::mutex lock;
+    std::lock_guard<std::mutex> hold(lock);
+    const char *s = getenv("CUDA_VISIBLE_DEVICES");
+    if (all)
+        return *all;
+    all = new std::vector<int>();
+    for (int i = 0; !s && i < settings().devices; i++)
+        all->push_back(i);
+    for (char *end; s && *s; s = end + (*end == ',')) {
+        long n = strtol(s, &end, 10);
+        if (end == s || n < 0 || n >= settings().devices)
+            break;                      // as CUDA: what follows is not seen either
+        all->push_back((int)n);
+    }
+    return *all;
+}
+
+static int device_count() { return (int)visible().size(); }
+
 /* ---- memory ------------------------------------------------------------- */
 
 /*
@@ -588,13 +611,13 @@ cudaError_t cudaGetLastError(void)
 
 cudaError_t cudaGetDeviceCount(int *n)
 {
-    *n = settings().devices;
+    *n = device_count();
     return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int d)
 {
-    if (d < 0 || d >= settings().devices)
+    if (d < 0 || d >= device_count())
         return set_error(cudaErrorInvalidDevice);
     my_device = d;
     return cudaSuccess;
@@ -616,7 +639,7 @@ cudaError_t cudaDeviceReset(void) { return cudaDeviceSynchronize(); }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int d)
 {
-    if (d < 0 || d >= settings().devices)
+    if (d < 0 || d >= device_count())
         return set_error(cudaErrorInvalidDevice);
     memset(p, 0, sizeof *p);
     strcpy(p->name, "cudasim");
@@ -637,7 +660,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int d)
     p->l2CacheSize = 50 << 20;
     p->memoryBusWidth = 5120;
     p->concurrentKernels = 1;
-    p->pciBusID = d;
+    p->pciBusID = visible()[(size_t)d];
     return cudaSuccess;
 }
 
@@ -663,7 +686,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int d)
 
 cudaError_t cudaDeviceGetPCIBusId(char *id, int len, int d)
 {
-    snprintf(id, (size_t)len, "0000:%02x:00.0", d);
+    if (d < 0 || d >= device_count())
+        return set_error(cudaErrorInvalidDevice);
+    snprintf(id, (size_t)len, "0000:%02x:00.0", visible()[(size_t)d]);
     return cudaSuccess;
 }
 

@@ -7,13 +7,20 @@
  * their number between the two ranks. The program is told of operations that do
  * not fit together, of buffers outside allocations, and of deadlock: every rank that
  * lives waits, and has looked around since anything last happened.
+ *
+ * Where each rank is a process (CUDASIM_PROCESSES=1, remote.cpp), every member sends what it
+ * brings to every other, and performs the operation for itself when all has come, in the
+ * same order: the same bits. Of deadlock nothing is known then.
  */
 #include "sim.h"
 #include "cudasim.h"
 #include "cuda_bf16.h"
 #include "nccl.h"
+#include "remote.h"
 #include <set>
+#include <signal.h>
 #include <thread>
+#include <unistd.h>
 
 enum Kind { ALLREDUCE, REDUCE, BROADCAST, ALLGATHER, REDUCESCATTER, SEND, RECV };
 static const char *const kind_name[] = {
@@ -86,7 +93,7 @@ void wait_for_progress(std::unique_lock<std::mutex> &lock)
     Rank *r = me.get();
     r->waiting = true;
     r->seen = happened;
-    bool stuck = running_ops == 0 && !device_may_go();
+    bool stuck = running_ops == 0 && !device_may_go() && !remote_on();
     for (Rank *other : ranks)
         if (!other->waiting || other->seen != happened || other->needs > ever)
             stuck = false;
@@ -138,6 +145,8 @@ struct Group {                                  // what the members of a communi
     std::map<std::pair<int, int>, std::map<uint64_t, std::pair<Call *, Call *>>> pairs;
     std::map<uint64_t, std::vector<Split>> splits;
     std::map<uint64_t, int> splits_done;
+    std::string name, world;                    // where ranks are processes
+    std::vector<int> process;                   // of each member: its rank in the world
 };
 struct ncclComm {
     Group *group;
@@ -316,7 +325,7 @@ static void perform(const std::vector<Call *> &all)
     const Call *first = all[0];
     size_t bytes = first->count * types[first->type].bytes, n = all.size();
     for (Call *c : all)
-        if (extent(*c).send)
+        if (c->at && extent(*c).send)
             touches(*c->at, c->send, extent(*c).send * types[c->type].bytes, false);
     std::string data;
     switch (first->kind) {
@@ -336,12 +345,114 @@ static void perform(const std::vector<Call *> &all)
         break;
     }
     for (size_t r = 0; r < n; r++) {
+        if (!all[r]->at)                        // another process's
+            continue;
         if (first->kind == REDUCESCATTER)
             put(all[r], 0, data.data() + r * bytes, bytes);
         else if (first->kind != REDUCE || (int)r == first->peer)
             put(all[r], 0, data.data(), data.size());
         all[r]->done = true;
     }
+}
+
+/* ---- ranks that are processes: with big_lock held ------------------------- */
+
+static RemoteHead head_of(const Group *g, int what, int from, uint64_t number)
+{
+    RemoteHead h;
+    memset(&h, 0, sizeof h);
+    if (g->name.size() >= sizeof h.comm)
+        fatal("a communicator of too many splits");
+    strcpy(h.comm, g->name.c_str());
+    h.what = what;
+    h.from = from;
+    h.number = number;
+    return h;
+}
+
+static void send_call(const Call &c, int what, int to)
+{
+    RemoteHead h = head_of(c.comm->group, what, c.comm->rank, c.number);
+    h.kind = c.kind;
+    h.type = c.type;
+    h.op = c.op;
+    h.peer = c.peer;
+    h.count = c.count;
+    h.bytes = c.kind == RECV ? 0 : extent(c).send * types[c.type].bytes;
+    remote_send(c.comm->group->world, c.comm->group->process[(size_t)to], h, c.send);
+}
+
+// CUDASIM_DIE=N: the process is killed when it posts its N-th operation.
+static void maybe_die()
+{
+    static const char *s = getenv("CUDASIM_DIE");
+    static int left = s ? atoi(s) : 0;
+    if (left > 0 && --left == 0)
+        raise(SIGKILL);
+}
+
+static void post_remote(Call *c)
+{
+    maybe_die();
+    if (c->kind == SEND)
+        send_call(*c, R_MESSAGE, c->peer);
+    for (int r = 0; c->kind < SEND && r < c->comm->group->nranks; r++)
+        if (r != c->comm->rank)
+            send_call(*c, R_COLLECTIVE, r);
+    if (c->kind == SEND)
+        c->done = true;                         // a copy is under way
+}
+
+static bool fit(const Call &a, const Call &b);
+
+static Call call_of(const RemoteMail &m, ncclComm *there)
+{
+    const RemoteHead &h = m.head;
+    return { (Kind)h.kind, m.data.data(), nullptr, (size_t)h.count, (ncclDataType_t)h.type,
+             (ncclRedOp_t)h.op, h.peer, there, h.number, false, nullptr };
+}
+
+// Performs the call if all that it needs has come.
+static void try_remote(Call *c)
+{
+    Group *g = c->comm->group;
+    if (c->kind == RECV) {
+        RemoteMail *m = remote_mail(g->name, R_MESSAGE, c->number, c->peer);
+        if (!m)
+            return;
+        if (m->head.count != c->count || m->head.type != c->type)
+            fatal("communicator %d, message %llu: rank %d sends %llu of type %d, rank %d expects "
+                  "%zu of type %d", g->id, (unsigned long long)c->number, c->peer,
+                  (unsigned long long)m->head.count, m->head.type, c->comm->rank, c->count,
+                  c->type);
+        put(c, 0, m->data.data(), m->data.size());
+        remote_forget(g->name, R_MESSAGE, c->number, c->peer);
+        c->done = true;
+        return;
+    }
+    for (int r = 0; r < g->nranks; r++)
+        if (r != c->comm->rank && !remote_mail(g->name, R_COLLECTIVE, c->number, r))
+            return;
+    std::vector<ncclComm> there((size_t)g->nranks);
+    std::vector<Call> others((size_t)g->nranks);
+    std::vector<Call *> all((size_t)g->nranks);
+    for (int r = 0; r < g->nranks; r++) {
+        there[(size_t)r].group = g;
+        there[(size_t)r].rank = r;
+        all[(size_t)r] = c;
+        if (r == c->comm->rank)
+            continue;
+        others[(size_t)r] = call_of(*remote_mail(g->name, R_COLLECTIVE, c->number, r),
+                                    &there[(size_t)r]);
+        all[(size_t)r] = &others[(size_t)r];
+        if (!fit(*c, others[(size_t)r]))
+            fatal("communicator %d, operation %llu: rank %d calls %s, rank %d calls %s", g->id,
+                  (unsigned long long)c->number, c->comm->rank, show(*c).c_str(), r,
+                  show(others[(size_t)r]).c_str());
+    }
+    perform(all);
+    for (int r = 0; r < g->nranks; r++)
+        remote_forget(g->name, R_COLLECTIVE, c->number, r);
 }
 
 /* ---- posting: with big_lock held ---------------------------------------- */
@@ -397,9 +508,12 @@ static void post_message(Call *c)
 
 bool posting_done(const Op &op)
 {
-    for (auto &c : op.posting->calls)
+    for (auto &c : op.posting->calls) {
+        if (!c.done && remote_on())
+            try_remote(&c);
         if (!c.done && !c.comm->aborted)
             return false;
+    }
     return true;
 }
 
@@ -407,7 +521,9 @@ bool posting_post(Op &op)
 {
     for (auto &c : op.posting->calls) {
         c.at = &op;
-        if (c.kind >= SEND)
+        if (remote_on())
+            post_remote(&c);
+        else if (c.kind >= SEND)
             post_message(&c);
         else
             post_collective(&c);
@@ -463,8 +579,84 @@ static ncclResult_t call(Kind kind, const void *send, void *recv, size_t count,
     return ncclSuccess;
 }
 
+// The world of processes: all say that they are there.
+static void join_remote(const Init &i)
+{
+    std::unique_lock<std::mutex> lock(big_lock);
+    Group *g = new_group(i.nranks);
+    g->name = g->world = i.id.c_str();
+    for (int r = 0; r < i.nranks; r++)
+        g->process.push_back(r);
+    ncclComm *c = new ncclComm();
+    c->group = g;
+    c->rank = i.rank;
+    cudaGetDevice(&c->device);
+    g->member[(size_t)i.rank] = c;
+    if (i.nranks > 1)
+        remote_open(g->world, i.rank);
+    for (int r = 0; r < i.nranks; r++)
+        if (r != i.rank)
+            remote_send(g->world, r, head_of(g, R_JOIN, i.rank, 0), "");
+    host_wait(lock, format("rank %d waits in ncclCommInitRank of %d ranks", i.rank, i.nranks), 0,
+              [=] {
+                  for (int r = 0; r < i.nranks; r++)
+                      if (r != i.rank && !remote_mail(g->name, R_JOIN, 0, r))
+                          return false;
+                  return true;
+              });
+    *i.out = c;
+}
+
+// Every process sees all colors and keys, and makes its own group of them.
+static ncclComm *split_remote(ncclComm *c, int color, int key)
+{
+    std::unique_lock<std::mutex> lock(big_lock);
+    Group *g = c->group;
+    uint64_t number = c->nsplits++;
+    RemoteHead h = head_of(g, R_SPLIT, c->rank, number);
+    h.kind = color;
+    h.type = key;
+    for (int r = 0; r < g->nranks; r++)
+        if (r != c->rank)
+            remote_send(g->world, g->process[(size_t)r], h, "");
+    host_wait(lock, format("rank %d of communicator %d waits in ncclCommSplit", c->rank, g->id),
+              0, [=] {
+                  for (int r = 0; r < g->nranks; r++)
+                      if (r != c->rank && !remote_mail(g->name, R_SPLIT, number, r))
+                          return false;
+                  return true;
+              });
+    std::vector<std::pair<int, int>> members;   // key, rank
+    for (int r = 0; r < g->nranks; r++) {
+        const RemoteMail *m = r == c->rank ? nullptr : remote_mail(g->name, R_SPLIT, number, r);
+        if ((m ? m->head.kind : color) == color)
+            members.push_back({ m ? m->head.type : key, r });
+    }
+    if (color < 0)
+        return nullptr;
+    std::sort(members.begin(), members.end());
+    Group *made = new_group((int)members.size());
+    made->name = format("%s/%llu.%d", g->name.c_str(), (unsigned long long)number, color);
+    made->world = g->world;
+    ncclComm *out = new ncclComm();
+    out->group = made;
+    out->device = c->device;
+    for (size_t i = 0; i < members.size(); i++) {
+        made->process.push_back(g->process[(size_t)members[i].second]);
+        if (members[i].second == c->rank)
+            out->rank = (int)i;
+    }
+    made->member[(size_t)out->rank] = out;
+    return out;
+}
+
 static void join_all(std::vector<Init> &all)
 {
+    if (remote_on()) {
+        for (auto &i : all)
+            join_remote(i);
+        return;
+    }
     struct Meeting { Group *group; int here; };
     static auto &meetings = *new std::map<std::string, Meeting>();
     std::unique_lock<std::mutex> lock(big_lock);
@@ -587,7 +779,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     std::lock_guard<std::mutex> hold(big_lock);
     static int n;
     memset(id, 0, sizeof *id);
-    snprintf(id->internal, sizeof id->internal, "cudasim %d", n++);
+    snprintf(id->internal, sizeof id->internal, "cudasim %d %d", (int)getpid(), n++);
     return ncclSuccess;
 }
 
@@ -617,6 +809,10 @@ ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *out,
                            ncclConfig_t *config)
 {
     (void)config;
+    if (remote_on()) {
+        *out = split_remote(c, color, key);
+        return ncclSuccess;
+    }
     std::unique_lock<std::mutex> lock(big_lock);
     Group *g = c->group;
     uint64_t number = c->nsplits++;
