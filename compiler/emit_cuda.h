@@ -5,6 +5,7 @@
 #define EMIT_CUDA_H
 
 #include "emit.h"
+#include "options.h"
 
 /* Blocks that sum over rows, each with its row of scratch (Choices.workers), at most. */
 enum { CUDA_WORKERS = 256 };
@@ -20,8 +21,12 @@ CudaRows cuda_rows_how(const RowProg *p, bool is_double, int aligned_to);
 /* Appends one __global__ function. Column sums: a row of scratch for each block. */
 void     cuda_rows(Text *out, const RowProg *p, const char *symbol, CudaRows how);
 
-
 /* The text of program.cu. */
 void     cuda_program(const Plan *p, const Emitted *e, Text *out);
+
+/* emit_files.c: a file of the folder; the process ends where it cannot be written. */
+void     write_text(const char *dir, const char *name, const char *at, size_t n);
+/* launch.sh, launch.sbatch, launch.c, launch.h. */
+void     emit_launch(const char *dir, const Compile *c);
 
 #endif

@@ -5,7 +5,7 @@
  *     program.cu      kernels, turns, passes (emit_cuda.c)
  *     program.tables  units, row orders, names: what the runtime reads
  *     Makefile        nvcc; ARCH and TERACUBE can be set
- *     launch.sh       one process on this computer; plan.txt, plan.json
+ *     launch.sh, ..   emit_launch.c; plan.txt, plan.json
  */
 #include <errno.h>
 #include <sys/stat.h>
@@ -30,7 +30,7 @@ static void close_file(FILE *f, const char *dir, const char *name)
         die(EXIT_WORLD, "could not write %s/%s: %s", dir, name, strerror(errno));
 }
 
-static void write_text(const char *dir, const char *name, const char *at, size_t n)
+void write_text(const char *dir, const char *name, const char *at, size_t n)
 {
     FILE *f = open_file(dir, name);
     fwrite(at, 1, n, f);
@@ -117,23 +117,15 @@ static void write_makefile(const char *dir, const Compile *c)
              "NVCC     ?= $(CUDA)/bin/nvcc\n"
              "FLAGS    := " CUDA_FLAGS " -arch=$(ARCH) -I$(TERACUBE)/templates/cuda "
              "-I$(TERACUBE)/runtime\n\n"
-             "program: program.cu tables.o\n"
-             "\t$(NVCC) $(FLAGS) $(CHECKS) -o $@ program.cu tables.o "
+             "program: program.cu tables.o launch.o\n"
+             "\t$(NVCC) $(FLAGS) $(CHECKS) -o $@ program.cu tables.o launch.o "
              "$(TERACUBE)/%s%s/libteracube_rt.a " CUDA_LIBRARIES "\n\n"
              "tables.o: program.tables\n"
              "\tld -r -b binary -z noexecstack -o $@ program.tables\n\n"
-             "clean:\n\trm -f program tables.o\n\n.PHONY: clean\n", arch, top, sub, slash ? slash + 1 : own);
+             "launch.o: launch.c launch.h\n"
+             "\t$(CC) -std=c11 -D_GNU_SOURCE= -O2 -Wall -c -o $@ launch.c\n\n"
+             "clean:\n\trm -f program tables.o launch.o\n\n.PHONY: clean\n", arch, top, sub, slash ? slash + 1 : own);
     write_text(dir, "Makefile", t.at, t.n);
-}
-
-static void write_launch(const char *dir, const Plan *p)
-{
-    Text t = { 0 };
-    text_add(&t, "#!/bin/sh\n# Starts the program here: one process, a thread for each of the %d "
-             "ranks and its GPU.\ncd \"$(dirname \"$0\")\" && exec ./program \"$@\"\n",
-             plan_ranks(p));
-    write_text(dir, "launch.sh", t.at, t.n);
-    chmod(str_fmt("%s/launch.sh", dir), 0755);
 }
 
 static void write_plan(const char *dir, const Plan *p)
@@ -173,7 +165,7 @@ int cuda_folder(Compile *c, const char *dir)
     write_text(dir, "program.cu", program.at, program.n);
     write_tables(dir, e);
     write_makefile(dir, c);
-    write_launch(dir, c->plan);
+    emit_launch(dir, c);
     write_plan(dir, c->plan);
     return EXIT_FINE;
 }

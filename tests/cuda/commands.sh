@@ -83,7 +83,7 @@ works ./exe -q --log l.exe
 losses l.cpu > cpu; losses l.exe > exe.losses
 paste cpu exe.losses | awk '{ d = $1 - $2; if (d < 0) d = -d; if (!(d <= 1e-10 * $1)) bad = 1 }
     END { exit bad || NR != 6 }' && passed=$((passed + 1)) || bad "losses of build differ"
-fails 4 "bytes, the plan's block: out of memory"    env CUDASIM_MEMORY_MB=0 ./exe
+fails 4 "has 0 B of memory, the plan's block "      env CUDASIM_MEMORY_MB=0 ./exe
 fails 4 'there is no GPU'                           env CUDASIM_DEVICES=0 ./exe
 
 # ---- run ---------------------------------------------------------------------------------------
