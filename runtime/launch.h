@@ -19,6 +19,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum { LAUNCH_NAME = 64, LAUNCH_TEXT = 2048 };
 
 typedef struct {
@@ -76,5 +80,9 @@ void launch_fail(Launch *l, int status, const char *text);
 
 /* well: all ranks come here, and none is then missed. */
 void launch_leave(Launch *l, bool well);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
