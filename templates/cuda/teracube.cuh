@@ -313,6 +313,7 @@ inline void broadcast(Ctx *c, Stream s, int g, int root, const T *src, T *dst, i
 {
     check(c, "broadcast", ncclBroadcast(src, dst, (size_t)n, nccl_type(src), root, c->comm[g],
                                         c->stream[s]));
+    watched(c, c->stream[s]);
 }
 
 /* The sum of all src to dst of member `root`; the others' dst stays as it is. */
@@ -323,6 +324,7 @@ inline void reduce(Ctx *c, Stream s, int g, int root, const T *src, T *dst, int6
     T *to = mine && !add ? dst : (T *)(void *)c->sum[s];
     check(c, "reduce", ncclReduce(src, to, (size_t)n, nccl_type(src), ncclSum, root, c->comm[g],
                                   c->stream[s]));
+    watched(c, c->stream[s]);
     if (mine && add)
         check(c, "reduce", move_copy(to, n, dst, n, (int64_t)1, n, true, c->stream[s]));
 }
