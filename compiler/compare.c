@@ -567,8 +567,8 @@ static void print_glance(const Comparison *c, FILE *f)
             plural(plan_ranks(c->p), "rank"));
     fprintf(f, "  step      %s predicted, %s measured: %s\n", str_seconds(c->predicted),
             str_seconds(c->wall), verdict(c->predicted, c->wall));
-    fprintf(f, "  mfu       %.1f %% predicted, %.1f %% measured\n", 100 * c->q->mfu,
-            100 * c->q->mfu * c->predicted / c->wall);
+    fprintf(f, "  mfu       %.1f %% predicted, %.1f %% measured\n", 100 * c->q->closed->mfu,
+            100 * c->q->closed->mfu * c->q->closed->step_s / c->wall);
     fprintf(f, "  machine   %s\n", w->assumed ? "this one, its prices assumed: measure them with "
             "`teracube profile`" : w->profile ? "by its measured rates"
             : str_fmt("cluster %s, by its data sheet", c->p->config->cluster.name));

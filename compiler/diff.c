@@ -139,8 +139,8 @@ static void put_layout(SideTable *of, int i, const Side *s)
 static void put_time(SideTable *of, int i, const Side *s)
 {
     for (int k = 0; k < PARTS; k++)
-        if (s->q->sim.part[k] > 0)
-            side_put(of, i, part_word[k], s->q->sim.part[k]);
+        if (s->q->closed->part[k] > 0)
+            side_put(of, i, part_word[k], s->q->closed->part[k]);
 }
 
 static int worst_stage(const Side *s, bool on_paper)
@@ -286,7 +286,7 @@ static void count_changes(const SideTable part[NPARTS], const Pairs *net, int *c
 
 static void print_sides(const Side side[2], const SideTable part[NPARTS], Pairs *net, FILE *f)
 {
-    double a = side[0].q->sim.step_s, b = side[1].q->sim.step_s;
+    double a = side[0].q->closed->step_s, b = side[1].q->closed->step_s;
     int changed = 0, same = 0;
     for (int i = 0; i < 2; i++)
         fprintf(f, "%c  %s: %s\n", 'a' + i, side[i].name, plan_line(side[i].p));
@@ -352,8 +352,8 @@ static void json_sides(const Side side[2], const SideTable part[NPARTS], const P
     json_integer(j, "changed", changed);
     json_integer(j, "unchanged", same);
     json_begin(j, "step_s", '{');
-    json_real(j, "a", side[0].q->sim.step_s);
-    json_real(j, "b", side[1].q->sim.step_s);
+    json_real(j, "a", side[0].q->closed->step_s);
+    json_real(j, "b", side[1].q->closed->step_s);
     json_end(j, '}');
     for (int i = 0; i < NPARTS; i++) {
         json_begin(j, part[i].key, '{');

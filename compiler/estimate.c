@@ -11,8 +11,16 @@
  *   1f1b         m (F_R + G_R) + sum over r != R of (max f + max g)
  *   interleaved  the same with f and g of one chunk
  *
- * Backwards end at stage 0, so that is usually the stage that finishes last: its own work
- * is what `part` says, and what it waits for is the bubble.
+ * and every transfer of the first unit's way there and back. With 1f1b a stage has at most
+ * so many units in flight; where their way to the last stage and back takes longer than
+ * the stage works on them, it waits once for each such round.
+ *
+ * A stage ends its last backward before stage 0 does, by what the gradient has to go
+ * down from it; meanwhile it sums its gradients over data. The step ends with the stage whose
+ * update ends last; `part` is that stage's time, and what it waits for is the bubble.
+ *
+ * Sections that have the same turns are priced once, classes of turns once for each length
+ * of a slice. Nothing is allocated once a cube has been seen.
  *
  * Known lies: see price.c and cost.c; slices of unequal time and unequal stages are an
  * upper bound for gpipe and an estimate otherwise.
@@ -44,46 +52,100 @@ const char *const reject_text[REJECTS] = {
     [REJECT_MEMORY] = "does not fit",
 };
 
-/* What is priced once for a cube on its stages and replicas. */
+/* ---- what is kept between calls --------------------------------------------------------- */
+
+/* Passes of l tokens over every class, by what is kept. */
+typedef struct { int64_t l; int keep; bool sliced, piped; PassCost *of; } Priced;
+
+/* A mesh with its microbatch: terms, cuts, prices. */
 typedef struct {
-    Point at;                       // the key: see same_cube
-    Cost *cost;
-    int *turns, nturns; Stretch *section;
+    Point at;                   // see same_cube
+    Cost cost;
+    struct { Priced *at; int n, cap; } priced;
+    int sections, *turns;       // the last cut; 0: none yet
+    double *alpha[2], *slope[2];        // transfers into a stage, forward and back
+    bool has_transfers;
+    int64_t chunk;              // tokens of the loss's chunks; 0: not asked for yet
 } Cube;
+
+/* Sections with the same turns of every class. */
+typedef struct {
+    int *count, *again;         // by class: all of it; that is computed again
+    bool first, last;           // it holds the head, the tail
+    Seconds forward, backward;  // of a microbatch, all slices
+    double F, G, f, g;          // the same added up; the longest unit
+    double once;                // gathering what is kept gathered for all passes
+    double parameters, units, kernels[2];
+} Kind;
+
+/* A stage: seconds of a microbatch each way, of its longest unit; of transfers that enter it;
+ * of the step's begin and end. */
+typedef struct { double F, G, f, g, into[2], once, tied, sync, update, gather; } Lane;
+
+/* TUNING: meshes that are remembered: a search asks for the variants of one at a time, and
+ * for a few in turn where it compares them. */
+enum { CUBES = 8 };
 
 struct Estimator {
     const Plan *of;
-    Plan plan;                      // of->..., with the choices of the point at hand
-    bool turns_only;
-    int64_t devices;                // of the cluster; 0: any
-    VEC(Cube) cubes;
-    double matrices, pairs;         // for mfu: parameters in products; width x keys of attention
+    const Shape *shape;
+    int64_t devices;            // of the cluster; 0: any
+    double matrices, pairs;     // for mfu: parameters in products; width x keys of attention
+    Cube cube[CUBES]; int ncubes, oldest;
+    int nclasses, **before;     // by class: turns of it before turn i
+    int *section;               // by section: its kind
+    Kind *kind; int nkinds, room;       // of the point at hand
+    Lane *lane;                 // by stage
+    double *weight;             // by turn: scratch of cut_of
 };
+
+static void count_classes(Estimator *e)
+{
+    const Shape *s = e->shape;
+    e->nclasses = s->classes.n;
+    e->before = NEWN(int *, e->nclasses + 1);
+    for (int c = 0; c < e->nclasses; c++) {
+        e->before[c] = NEWN(int, s->nturns + 1);
+        for (int i = 0; i < s->nturns; i++)
+            e->before[c][i + 1] = e->before[c][i] + (s->class_of[i] == c);
+    }
+}
+
+static void count_flop(Estimator *e)
+{
+    const Plan *p = e->of;
+    double L = (double)p->is.sequence;
+    for (int i = 0; i < p->nforward; i++) {
+        const Op *o = &p->ops.at[i];
+        if (o->kind == OP_LINEAR && !(o->repeat < 0 && e->shape->turns_only))
+            e->matrices += (double)p->tensors.at[o->in[0]].width *
+                           (double)p->tensors.at[o->out[0]].width;
+        if (o->kind == OP_ATTN) {
+            double seen = o->window && (double)o->window < L ? (double)o->window : L;
+            e->pairs += (double)p->tensors.at[o->in[0]].width * seen;
+        }
+    }
+}
 
 Estimator *estimator_new(const Plan *p, bool turns_only)
 {
     Estimator *e = NEW(Estimator);
     const Config *c = p->config;
     e->of = p;
-    e->plan = *p;
-    e->turns_only = turns_only;
+    e->shape = shape_of((Plan *)p, turns_only);     // found once: nothing else changes
     if (c->has_cluster)
         e->devices = (int64_t)(c->cluster.nodes.v * c->cluster.per_node.v);
-    for (int i = 0; i < p->nforward; i++) {
-        const Op *o = &p->ops.at[i];
-        if (o->kind == OP_LINEAR && !(o->repeat < 0 && turns_only))
-            e->matrices += (double)p->tensors.at[o->in[0]].width *
-                           (double)p->tensors.at[o->out[0]].width;
-        if (o->kind == OP_ATTN) {
-            double L = (double)p->is.sequence;
-            double seen = o->window && (double)o->window < L ? (double)o->window : L;
-            e->pairs += (double)p->tensors.at[o->in[0]].width * seen;
-        }
-    }
+    count_classes(e);
+    count_flop(e);
+    e->section = NEWN(int, e->shape->nturns + 1);
+    e->weight = NEWN(double, e->shape->nturns + 1);
+    e->lane = NEWN(Lane, e->shape->nturns + 1);
     return e;
 }
 
 void estimator_free(Estimator *e) { (void)e; }
+
+static bool is_word(Word w, const char *text) { return w.v && strcmp(w.v, text) == 0; }
 
 /* ---- what can be -------------------------------------------------------------------- */
 
@@ -99,52 +161,90 @@ static Schedule shape(const Estimator *e, const Point *p)
                        .sequence = e->of->is.sequence };
 }
 
-/* Length of slice i; uniform ones differ by at most a granule, longer first. */
-static int64_t grain(const Estimator *e, const Point *p, bool balanced)
+/* The choices that mesh.c makes for such a mesh; logits_chunk is not among them. */
+static Choices choices(const Estimator *e, const Point *p)
+{
+    Choices is = e->of->is;
+    is.data = p->data;
+    is.stages = p->stages;
+    is.chunks = p->chunks;
+    is.x = p->x, is.y = p->y, is.z = p->z;
+    is.zero = p->zero;
+    is.recompute = p->recompute;
+    is.recompute_turns = p->recompute_turns ? p->recompute_turns : INT32_MAX;
+    is.nslices = p->nslices;
+    is.microbatch = p->microbatch;
+    is.T = p->microbatch * is.sequence;
+    const PlanSpec *s = &e->of->config->plan;
+    Attend a = mesh_attend(s, e->shape->sizes, &is);
+    is.attention = a.attention;
+    is.balanced = a.balanced;
+    is.summa = is_word(s->partition, "summa") && p->y > 1 ? p->y : 0;
+    is.shard_vectors = s->vectors.v ? strcmp(s->vectors.v, "sharded") == 0 : is.zero >= 2;
+    return is;
+}
+
+Choices estimate_choices(const Estimator *e, const Point *p)
+{
+    Choices is = choices(e, p);
+    is.logits_chunk = mesh_chunk(e->of, is.T / is.x);
+    return is;
+}
+
+/* Slices are multiples of it. */
+static int64_t grain(const Point *p, bool balanced)
 {
     int64_t step = p->x * lcm64(p->y, p->z), g = step / gcd64(step, p->microbatch);
-    (void)e;
     return balanced ? lcm64(g, 2 * p->x * p->z) : g;
 }
 
+/* Of slice i; uniform ones differ by at most a granule, longer first. */
 static int64_t slice_length(const Estimator *e, const Point *p, int64_t g, int i)
 {
     int64_t units = e->of->is.sequence / g, k = p->nslices;
     return p->slice ? p->slice[i] : (units / k + (i < units % k)) * g;
 }
 
-Choices estimate_choices(Estimator *e, const Point *p)
+static bool heads_divide(const MeshSizes *s, int y)     // no word of summa(q): it says width
 {
-    Choices *is = &e->plan.is;
-    is->data = p->data;
-    is->stages = p->stages;
-    is->chunks = p->chunks;
-    is->x = p->x, is->y = p->y, is->z = p->z;
-    is->zero = p->zero;
-    is->recompute = p->recompute;
-    is->recompute_turns = p->recompute_turns ? p->recompute_turns : INT32_MAX;
-    is->nslices = p->nslices;
-    mesh_feed(&e->plan, p->microbatch);
-    return *is;
+    for (int i = 0; i < s->heads.n; i++) {
+        const HeadSize *h = &s->heads.at[i];
+        if (h->heads % y || (h->kv_heads % y && y % h->kv_heads))
+            return false;
+    }
+    return true;
 }
 
-Reject estimate_legal(Estimator *e, const Point *p)
+static Reject slices_legal(const Estimator *e, const Point *p)
+{
+    int64_t L = e->of->is.sequence, sum = 0;
+    Choices is = choices(e, p);
+    int64_t g = grain(p, is.balanced);
+    if (L % g || L / g < p->nslices)
+        return REJECT_ROWS;
+    for (int i = 0; p->slice && i < p->nslices; i++) {
+        if (p->slice[i] % g)
+            return REJECT_ROWS;
+        sum += p->slice[i];
+    }
+    return p->slice && sum != L ? REJECT_SLICES : LEGAL;
+}
+
+Reject estimate_legal(const Estimator *e, const Point *p)
 {
     const Plan *o = e->of;
     const PlanSpec *s = &o->config->plan;
     int64_t ranks = (int64_t)p->data * p->stages * p->x * p->y * p->z;
+    int xz = p->x * p->z;
     if (e->devices && ranks != e->devices)
         return REJECT_DEVICES;
     if (o->is.batch % (p->data * p->microbatch))
         return REJECT_BATCH;
-    for (int i = 0; i < o->nforward; i++) {
-        const Op *a = &o->ops.at[i];
-        if (a->kind == OP_ATTN && (a->heads % p->y || (a->kv_heads % p->y && p->y % a->kv_heads)))
-            return REJECT_HEADS;
-    }
+    if (!heads_divide(e->shape->sizes, p->y))
+        return REJECT_HEADS;
     if (p->microbatch * o->is.sequence % (p->x * lcm64(p->y, p->z)))
         return REJECT_ROWS;
-    if (!mesh_fits(o, p->data, p->x, p->y, p->z))
+    if (!mesh_splits(e->shape->sizes, p->y, p->z))
         return REJECT_WIDTH;
     if (p->stages * p->chunks > o->layers)
         return REJECT_LAYERS;
@@ -154,17 +254,17 @@ Reject estimate_legal(Estimator *e, const Point *p)
         return REJECT_SLICES;
     if (!family_allows(s, p->x, p->y, p->z))
         return REJECT_PARTITION;
+    if (is_word(s->attention, "local") && p->microbatch % xz)
+        return REJECT_ATTENTION;
+    for (int i = 0; is_word(s->attention, "exchange") && i < e->shape->sizes->heads.n; i++) {
+        const HeadSize *h = &e->shape->sizes->heads.at[i];
+        if (h->heads % (p->y * xz) || h->kv_heads % (p->y * xz))
+            return REJECT_ATTENTION;
+    }
     Schedule sched = shape(e, p);
     if (sched.m % schedule_group(&sched))
         return REJECT_GROUPS;
-    Choices is = estimate_choices(e, p);
-    int64_t g = grain(e, p, is.balanced);
-    if (o->is.sequence % g || o->is.sequence / g < p->nslices)
-        return REJECT_ROWS;
-    for (int i = 0; p->slice && i < p->nslices; i++)
-        if (p->slice[i] % g)
-            return REJECT_ROWS;
-    return LEGAL;
+    return slices_legal(e, p);
 }
 
 /* ---- a cube ------------------------------------------------------------------------- */
@@ -172,73 +272,409 @@ Reject estimate_legal(Estimator *e, const Point *p)
 static bool same_cube(const Point *a, const Point *b)
 {
     return a->data == b->data && a->stages == b->stages && a->x == b->x && a->y == b->y &&
-           a->z == b->z && a->chunks == b->chunks && a->microbatch == b->microbatch &&
-           a->recompute == b->recompute && a->recompute_turns == b->recompute_turns &&
-           a->zero == b->zero;
+           a->z == b->z && a->microbatch == b->microbatch;
+}
+
+static void keep_these(Cost *c, int keep)
+{
+    c->keep_inputs = keep == KEEP_BOTH || keep == KEEP_INPUTS;
+    c->keep_weights = keep == KEEP_BOTH || keep == KEEP_WEIGHTS;
+}
+
+static int pinned_keep(const Estimator *e)
+{
+    const Word k = e->of->config->plan.keep;
+    return k.v == NULL ? KEEP_CHOSEN : is_word(k, "both") ? KEEP_BOTH
+         : is_word(k, "inputs") ? KEEP_INPUTS : is_word(k, "weights") ? KEEP_WEIGHTS : KEEP_NONE;
 }
 
 static Cube *cube_of(Estimator *e, const Point *p)
 {
-    for (int i = e->cubes.n; i-- > 0;)
-        if (same_cube(&e->cubes.at[i].at, p))
-            return &e->cubes.at[i];
-    Cube c = { .at = *p, .nturns = p->stages * p->chunks };
+    for (int i = 0; i < e->ncubes; i++)
+        if (same_cube(&e->cube[i].at, p))
+            return &e->cube[i];
+    Cube *c = &e->cube[e->ncubes < CUBES ? e->ncubes++ : (e->oldest = (e->oldest + 1) % CUBES)];
+    Choices is = choices(e, p);
+    c->at = *p;
+    c->priced.n = 0;
+    c->sections = 0;
+    c->has_transfers = false;
+    c->chunk = 0;
+    cost_fill(&c->cost, e->of, e->shape, &is);
+    return c;
+}
+
+/* Terms hang on nothing but the mesh and the microbatch; these are read where passes are
+ * priced. */
+static void set_choices(Estimator *e, Cube *c, const Point *p)
+{
+    c->cost.is = choices(e, p);
+    c->cost.is_piped = p->stages > 1 || p->chunks > 1 || p->nslices > 1;
+}
+
+/* The cut is made before anything is kept but what the plan pins, as in pipeline.c. */
+static const int *cut_of(Estimator *e, Cube *c, int n)
+{
     const PlanSpec *s = &e->of->config->plan;
-    estimate_choices(e, p);
-    c.cost = cost_new(&e->plan, e->turns_only);
-    c.turns = NEWN(int, c.nturns);
-    if (s->turns.n == c.nturns)
-        for (int i = 0; i < c.nturns; i++)
-            c.turns[i] = (int)s->turns.at[i];
+    const Shape *of = e->shape;
+    if (c->sections == n)
+        return c->turns;
+    if (c->turns == NULL)
+        c->turns = NEWN(int, of->nturns + 1);
+    c->sections = n;
+    keep_these(&c->cost, pinned_keep(e));
+    double *weight = e->weight;
+    for (int i = 0; i < of->nturns; i++)
+        weight[i] = i && of->class_of[i] == of->class_of[i - 1]
+                  ? weight[i - 1] : stretch_weight(&c->cost, of->class_of[i]);
+    if (s->turns.n == n)
+        for (int i = 0; i < n; i++)
+            c->turns[i] = (int)s->turns.at[i];
     else
-        stretch_cut(c.cost, c.nturns, c.turns);
-    c.section = stretch_new(c.cost, c.nturns, c.turns);
-    vec_add(&e->cubes, c);
-    return &e->cubes.at[e->cubes.n - 1];
+        stages_cut(of->nturns, weight, stretch_weight(&c->cost, of->head),
+                   stretch_weight(&c->cost, of->tail), n, c->turns);
+    return c->turns;
 }
 
 const int *estimate_turns(Estimator *e, const Point *p, int *n)
 {
     Cube *c = cube_of(e, p);
-    *n = c->nturns;
-    return c->turns;
+    set_choices(e, c, p);
+    *n = p->stages * p->chunks;
+    return cut_of(e, c, *n);
+}
+
+/* Passes of l tokens after none, over every class. */
+static const PassCost *priced(Estimator *e, Cube *c, int64_t l, int keep)
+{
+    bool sliced = c->cost.is.nslices > 1, piped = c->cost.is_piped;
+    for (int i = 0; i < c->priced.n; i++) {
+        const Priced *a = &c->priced.at[i];
+        if (a->l == l && a->keep == keep && a->sliced == sliced && a->piped == piped)
+            return a->of;
+    }
+    if (c->priced.n == c->priced.cap) {
+        Priced empty = { 0 };
+        vec_add(&c->priced, empty);
+    } else
+        c->priced.n++;
+    Priced *a = &c->priced.at[c->priced.n - 1];
+    if (a->of == NULL)
+        a->of = NEWN(PassCost, e->nclasses);
+    a->l = l;
+    a->keep = keep;
+    a->sliced = sliced;
+    a->piped = piped;
+    keep_these(&c->cost, keep);
+    for (int k = 0; k < e->nclasses; k++)
+        a->of[k] = cost_pass(&c->cost, k, (double)c->at.microbatch, (double)l);
+    return a->of;
+}
+
+/* A transfer is a start and bytes over a rate: two prices give both. */
+static void find_transfers(Estimator *e, Cube *c)
+{
+    const Cost *k = &c->cost;
+    int P = k->mesh.size[MESH_STAGE];
+    for (int back = 0; back < 2 && c->alpha[back] == NULL; back++) {
+        c->alpha[back] = NEWN(double, e->shape->nturns + 1);
+        c->slope[back] = NEWN(double, e->shape->nturns + 1);
+    }
+    for (int back = 0; back < 2; back++)
+        for (int r = 0; r < P; r++) {
+            double none = price_transfer(&k->prices, &k->mesh, r, !back, 0);
+            c->alpha[back][r] = none;
+            c->slope[back][r] = (price_transfer(&k->prices, &k->mesh, r, !back, 1e9) - none) / 1e9;
+        }
+    c->has_transfers = true;
+}
+
+/* ---- sections that are alike ---------------------------------------------------------- */
+
+/* Classes of section i, whose stage has `before` turns in earlier chunks. */
+static void count_section(const Estimator *e, const Point *p, const int *turns, int i, int first,
+                          int before, Kind *k)
+{
+    int n = p->stages * p->chunks, again = 0;
+    if (p->recompute == RECOMPUTE_FULL) {
+        again = p->recompute_turns ? p->recompute_turns - before : turns[i];
+        again = again < 0 ? 0 : again > turns[i] ? turns[i] : again;
+    }
+    for (int c = 0; c < e->nclasses; c++) {
+        const int *of = e->before[c];
+        k->count[c] = of[first + turns[i]] - of[first];
+        k->again[c] = of[first + again] - of[first];
+    }
+    k->first = i == 0 && e->shape->head != NONE;
+    k->last = i == n - 1 && e->shape->tail != NONE;
+    if (k->first)
+        k->count[e->shape->head]++;
+    if (k->last)
+        k->count[e->shape->tail]++;
+}
+
+static bool same_kind(const Estimator *e, const Kind *a, const Kind *b)
+{
+    size_t n = sizeof *a->count * (size_t)e->nclasses;
+    return a->first == b->first && a->last == b->last && memcmp(a->count, b->count, n) == 0 &&
+           memcmp(a->again, b->again, n) == 0;
+}
+
+static Kind *kind_room(Estimator *e)
+{
+    if (e->nkinds == e->room) {
+        int more = e->room ? 2 * e->room : 8;
+        Kind *at = NEWN(Kind, more);
+        if (e->room)
+            memcpy(at, e->kind, sizeof *at * (size_t)e->room);
+        for (int i = e->room; i < more; i++) {
+            at[i].count = NEWN(int, e->nclasses);
+            at[i].again = NEWN(int, e->nclasses);
+        }
+        e->kind = at;
+        e->room = more;
+    }
+    return &e->kind[e->nkinds];
+}
+
+static void find_kinds(Estimator *e, const Point *p, const int *turns)
+{
+    int n = p->stages * p->chunks;
+    e->nkinds = 0;
+    for (int i = 0, first = 0; i < n; first += turns[i++]) {
+        Kind *k = kind_room(e);
+        int before = 0, at = 0;
+        for (int j = i - p->stages; j >= 0; j -= p->stages)
+            before += turns[j];
+        count_section(e, p, turns, i, first, before, k);
+        while (!same_kind(e, &e->kind[at], k))
+            at++;
+        e->nkinds += at == e->nkinds;
+        e->section[i] = at;
+    }
+}
+
+/* Kernels that the passes of a kind start, and the elements it holds. */
+static void sum_kind(const Estimator *e, const Cost *c, int recompute, Kind *k)
+{
+    k->parameters = k->units = k->kernels[0] = k->kernels[1] = 0;
+    for (int i = 0; i < e->nclasses; i++) {
+        const TurnClass *t = &c->classes.at[i];
+        k->parameters += k->count[i] * t->parameters;
+        k->units += k->count[i] * t->units;
+        k->kernels[0] += k->count[i] * t->kernels[0];
+        k->kernels[1] += k->count[i] * t->kernels[1] + k->again[i] * t->kernels[2];
+        if (recompute == RECOMPUTE_ATTENTION)
+            k->kernels[1] += k->count[i] * (t->nattention / 2);
+    }
+}
+
+/* A pass of every section of a kind after `context` tokens. */
+static PassCost kind_pass(const Estimator *e, const Cost *c, const Kind *k, int recompute,
+                          const PassCost *of, double l, double context)
+{
+    PassCost out = { 0 };
+    double b = (double)c->is.microbatch;
+    for (int i = 0; i < e->nclasses; i++) {
+        double n = k->count[i], again = recompute == RECOMPUTE_FULL ? k->again[i] : n;
+        if (n == 0)
+            continue;
+        out.forward = seconds_sum(out.forward, of[i].forward, n);
+        out.backward = seconds_sum(out.backward, of[i].backward, n);
+        out.backward.recompute += again * of[i].again[recompute];
+        if (context > 0 && c->classes.at[i].nattention) {
+            PassCost more = cost_context(c, i, b, l, context);
+            out.forward = seconds_sum(out.forward, more.forward, n);
+            out.backward = seconds_sum(out.backward, more.backward, n);
+            out.backward.recompute += again * more.again[recompute];
+        }
+    }
+    return out;
+}
+
+/* Host time that the kernels' own does not cover. */
+static double more_for(const Cost *c, double kernels, const Seconds *s)
+{
+    double launch = kernels * c->prices.launch - (c->prices.serial ? 0 : seconds_total(s));
+    return launch > 0 ? launch : 0;
+}
+
+static void price_kind(Estimator *e, const Point *p, Cube *c, int keep, Kind *k)
+{
+    int64_t unit = grain(p, c->cost.is.balanced);
+    double context = 0;
+    k->forward = k->backward = (Seconds){ 0 };
+    k->F = k->G = k->f = k->g = 0;
+    sum_kind(e, &c->cost, p->recompute, k);
+    keep_these(&c->cost, keep);
+    k->once = 0;
+    for (int i = 0; i < e->nclasses; i++)
+        k->once += k->count[i] ? k->count[i] * cost_once(&c->cost, i) : 0;
+    for (int i = 0; i < p->nslices; i++) {
+        int64_t l = slice_length(e, p, unit, i);
+        const PassCost *of = priced(e, c, l, keep);
+        PassCost a = kind_pass(e, &c->cost, k, p->recompute, of, (double)l, context);
+        a.forward.compute += more_for(&c->cost, k->kernels[0], &a.forward);
+        a.backward.compute += more_for(&c->cost, k->kernels[1], &a.backward);
+        double data[2], f, g;
+        cost_data(&c->cost, k->parameters, k->units, &a, data);
+        a.forward.data += data[0];
+        a.backward.data += data[1];
+        f = seconds_total(&a.forward);
+        g = seconds_total(&a.backward);
+        k->forward = seconds_sum(k->forward, a.forward, 1);
+        k->backward = seconds_sum(k->backward, a.backward, 1);
+        k->F += f;
+        k->G += g;
+        k->f = f > k->f ? f : k->f;
+        k->g = g > k->g ? g : k->g;
+        context += (double)l;
+    }
 }
 
 /* ---- time --------------------------------------------------------------------------- */
 
-/* A stage: its passes of one microbatch, and its longest unit each way. */
-typedef struct { Seconds forward, backward; double F, G, f, g, send; } Lane;
-
-static Lane lane_of(Estimator *e, const Point *p, const Cube *c, int r)
+/* Does stage r have what the stage before it has? */
+static bool like_last(const Estimator *e, const Point *p, int r)
 {
-    Lane a = { 0 };
-    bool balanced = c->cost->is.balanced;
-    int64_t unit = grain(e, p, balanced);
-    for (int ch = 0; ch < p->chunks; ch++) {
-        double context = 0;
-        int i = ch * p->stages + r;
-        for (int k = 0; k < p->nslices; k++) {
-            double l = (double)slice_length(e, p, unit, k), b = (double)p->microbatch;
-            PassCost t = stretch_pass(c->cost, &c->section[i], b, l, context);
-            double f = seconds_total(&t.forward), g = seconds_total(&t.backward);
-            a.forward = seconds_sum(a.forward, t.forward, 1);
-            a.backward = seconds_sum(a.backward, t.backward, 1);
-            a.f = f > a.f ? f : a.f;
-            a.g = g > a.g ? g : a.g;
-            context += l;
-        }
-    }
-    a.F = seconds_total(&a.forward);
-    a.G = seconds_total(&a.backward);
-    return a;
+    bool same = r > 0;
+    for (int ch = 0; same && ch < p->chunks; ch++)
+        same = e->section[ch * p->stages + r] == e->section[ch * p->stages + r - 1];
+    return same;
 }
 
-static double stage_parameters(const Point *p, const Cube *c, int r)
+static void fill_lane(const Estimator *e, const Point *p, const Cube *c, int r, Lane *a)
 {
-    double sum = 0;
-    for (int ch = 0; ch < p->chunks; ch++)
-        sum += c->section[ch * p->stages + r].parameters;
-    return sum - (p->stages == 1 ? c->cost->tied : 0);
+    double params = 0, units = 0;
+    *a = (Lane){ 0 };
+    for (int ch = 0; ch < p->chunks; ch++) {
+        const Kind *k = &e->kind[e->section[ch * p->stages + r]];
+        a->F += k->F;
+        a->G += k->G;
+        a->f = k->f > a->f ? k->f : a->f;
+        a->g = k->g > a->g ? k->g : a->g;
+        a->once += k->once;
+        params += k->parameters;
+        units += k->units;
+    }
+    params -= p->stages == 1 ? c->cost.tied : 0;
+    bool ties = p->stages > 1 && c->cost.tied > 0 && (r == 0 || r == p->stages - 1);
+    if (ties)
+        a->tied = price_transfer(&c->cost.prices, &c->cost.mesh, p->stages - 1, true,
+                                 c->cost.tied * c->cost.gradient);
+    a->sync = cost_sync(&c->cost, params);
+    a->update = cost_update(&c->cost, params, units, &a->gather);
+}
+
+/* Of the longest slice. */
+static void fill_transfers(Estimator *e, const Point *p, Cube *c, const int *turns)
+{
+    double ranks = (double)p->x * p->y * p->z, longest = 0;
+    int64_t unit = grain(p, c->cost.is.balanced);
+    if (!c->has_transfers)
+        find_transfers(e, c);
+    for (int i = 0; i < p->nslices; i++) {
+        double l = (double)slice_length(e, p, unit, i);
+        longest = l > longest ? l : longest;
+    }
+    double each = longest * (double)p->microbatch * c->cost.element / ranks;
+    for (int r = 0, turn = 0; r < p->stages; turn += turns[r++]) {
+        double above = r > 0 ? e->shape->cut_width[turn - 1] : 0;
+        double below = r + 1 < p->stages ? e->shape->cut_width[turn + turns[r] - 1] : 0;
+        e->lane[r].into[0] = r > 0 ? c->alpha[0][r] + c->slope[0][r] * above * each : 0;
+        e->lane[r].into[1] = r + 1 < p->stages ? c->alpha[1][r] + c->slope[1][r] * below * each : 0;
+    }
+}
+
+/* The stage that the others wait for: with the largest sum, forward alone, backward alone. */
+typedef struct { int all, forward, backward; } Slowest;
+
+static Slowest find_slowest(const Lane *a, int P)
+{
+    Slowest s = { 0 };
+    for (int r = 1; r < P; r++) {
+        s.all = a[r].F + a[r].G > a[s.all].F + a[s.all].G ? r : s.all;
+        s.forward = a[r].F > a[s.forward].F ? r : s.forward;
+        s.backward = a[r].G > a[s.backward].G ? r : s.backward;
+    }
+    return s;
+}
+
+/* Waits of stage 0 for the way to the last stage and back, in rounds of all units it may have
+ * in flight. */
+static double round_trips(const Estimator *e, const Point *p, const Lane *a, double moved)
+{
+    Schedule s = shape(e, p);
+    if (p->schedule == SCHEDULE_GPIPE || p->chunks > 1)
+        return 0;
+    double way = moved, units = schedule_units(&s, 0), each = (a[0].F + a[0].G) / p->nslices;
+    for (int r = 0; r < p->stages; r++)
+        way += (a[r].F + a[r].G) / p->nslices;
+    double wait = way - units * each, rounds = ((double)s.m * s.k - 1) / units;
+    return wait > 0 && wait <= moved ? wait * floor(rounds) : 0;
+}
+
+static double larger(double a, double b) { return a > b ? a : b; }
+
+/* Seconds of all microbatches on what is slowest, a stage or a link between two. While units
+ * only enter or only leave the pipeline, each way has a slowest of its own. */
+static double busy_of(const Estimator *e, const Point *p, const Slowest *s, const double *link)
+{
+    const Lane *a = e->lane;
+    Schedule t = shape(e, p);
+    double m = t.m, units = (double)t.m * t.k, k = t.k * t.v;
+    double one_way = p->schedule == SCHEDULE_GPIPE ? units : schedule_units(&t, 0) / (double)t.v;
+    double apart = larger(a[s->forward].F, k * link[0]) + larger(a[s->backward].G, k * link[1]);
+    double both = larger(a[s->all].F + a[s->all].G, k * larger(link[0], link[1]));
+    if (p->schedule != SCHEDULE_GPIPE)
+        apart = larger(a[s->all].F, k * link[0]) + larger(a[s->all].G, k * link[1]);
+    double share = one_way < units ? one_way / units : 1;
+    return m * (share * apart + (1 - share) * both);
+}
+
+/* Seconds from the first pass until stage 0 has done the last; *moved: of them, for transfers. */
+static double work_of(const Estimator *e, const Point *p, double *moved)
+{
+    const Lane *a = e->lane;
+    double fill = 0, link[2] = { 0 };
+    bool gpipe = p->schedule == SCHEDULE_GPIPE;
+    Slowest s = find_slowest(a, p->stages);
+    *moved = 0;
+    for (int r = 0; r < p->stages; r++) {
+        *moved += a[r].into[0] + a[r].into[1];
+        fill += (r != (gpipe ? s.forward : s.all)) * a[r].f +
+                (r != (gpipe ? s.backward : s.all)) * a[r].g;
+        link[0] = larger(link[0], a[r].into[0]);
+        link[1] = larger(link[1], a[r].into[1]);
+    }
+    *moved += round_trips(e, p, a, *moved);
+    return busy_of(e, p, &s, link) + fill + *moved;
+}
+
+/* When the updates may begin, and the stage whose own ends last. */
+static double ready_of(const Estimator *e, const Point *p, double work, int *last)
+{
+    double down = 0, ready = 0, end = 0, all = 0;
+    bool barrier = e->of->config->train.clip.v > 0;
+    for (int r = 0; r < p->stages; r++) {
+        const Lane *a = &e->lane[r];
+        double done = work - down + a->tied + a->sync;
+        down += a->g + a->into[1];
+        all = done > all ? done : all;
+    }
+    down = 0;
+    *last = 0;
+    for (int r = 0; r < p->stages; r++) {
+        const Lane *a = &e->lane[r];
+        double begin = barrier ? all : work - down + a->tied + a->sync;
+        down += a->g + a->into[1];
+        if (begin + a->update + a->gather > end) {
+            end = begin + a->update + a->gather;
+            ready = begin;
+            *last = r;
+        }
+    }
+    return ready;
 }
 
 static void add_parts(double *part, const Seconds *s, double times)
@@ -248,114 +684,235 @@ static void add_parts(double *part, const Seconds *s, double times)
     part[PART_X] += s->x * times;
     part[PART_Y] += s->y * times;
     part[PART_Z] += s->z * times;
+    part[PART_DATA] += s->data * times;
 }
 
-static void step_time(Estimator *e, const Point *p, const Cube *c, Estimate *out)
+/* Ranks that take turns on a machine's cores: all their work shares them. */
+static double share_cores(const Estimator *e, const Point *p, const Cube *c, double work)
 {
-    double m = (double)microbatches(e, p), fill = 0, most = 0, fmost = 0, gmost = 0;
-    double tokens = (double)p->microbatch * (double)e->of->is.sequence / p->nslices;
-    Lane first = { 0 };
-    int n = p->stages * p->chunks, worst = 0, fworst = 0, gworst = 0;
-    double *f = arena_get(scratch, 3 * sizeof *f * (size_t)p->stages), *g = f + p->stages;
-    for (int r = 0; r < p->stages; r++) {
-        Lane a = lane_of(e, p, c, r);
-        f[r] = a.f, g[r] = a.g;
-        if (a.F + a.G > most)
-            most = a.F + a.G, worst = r;
-        if (a.F > fmost)
-            fmost = a.F, fworst = r;
-        if (a.G > gmost)
-            gmost = a.G, gworst = r;
-        if (r == 0)
-            first = a;
-        if (r + 1 < p->stages)
-            fill += stretch_transfer(c->cost, c->section, n, r, true, tokens) +
-                    stretch_transfer(c->cost, c->section, n, r, false, tokens);
-    }
-    bool gpipe = p->schedule == SCHEDULE_GPIPE;
+    const Prices *w = &c->cost.prices;
+    double threads = (double)p->data * p->x * p->y * p->z * w->workers, sum = 0;
+    if (w->cores == 0 || threads * p->stages <= w->cores)
+        return work;
     for (int r = 0; r < p->stages; r++)
-        fill += (gpipe ? r != fworst : r != worst) * f[r] +
-                (gpipe ? r != gworst : r != worst) * g[r];
-    double work = m * (gpipe ? fmost + gmost : most) + fill;
-    double params = stage_parameters(p, c, 0), gather;
-    add_parts(out->part, &first.forward, m);
-    add_parts(out->part, &first.backward, m);
-    out->part[PART_DATA] = cost_sync(c->cost, params);
-    out->part[PART_OPTIMIZER] = cost_update(c->cost, params, &gather);
-    out->part[PART_DATA] += gather;
-    out->part[PART_BUBBLE] = work - m * (first.F + first.G);
+        sum += (double)microbatches(e, p) * (e->lane[r].F + e->lane[r].G);
+    double shared = sum * threads / w->cores;
+    return shared > work ? shared : work;
+}
+
+static void step_time(Estimator *e, const Point *p, Cube *c, int keep, const int *turns,
+                      Estimate *out)
+{
+    double m = (double)microbatches(e, p), moved;
+    for (int i = 0; i < e->nkinds; i++)
+        price_kind(e, p, c, keep, &e->kind[i]);
+    for (int r = 0; r < p->stages; r++) {
+        if (like_last(e, p, r))
+            e->lane[r] = e->lane[r - 1];
+        else
+            fill_lane(e, p, c, r, &e->lane[r]);
+    }
+    if (p->stages > 1)
+        fill_transfers(e, p, c, turns);
+    double alone = work_of(e, p, &moved), work = share_cores(e, p, c, alone);
+    double slower = work / alone, once = e->lane[0].once;
+    double ready = once + ready_of(e, p, work, &out->last);
+    const Lane *a = &e->lane[out->last];
+    for (int ch = 0; ch < p->chunks; ch++) {
+        const Kind *k = &e->kind[e->section[ch * p->stages + out->last]];
+        add_parts(out->part, &k->forward, m * slower);
+        add_parts(out->part, &k->backward, m * slower);
+    }
+    out->part[PART_DATA] += a->sync + a->gather;
+    out->part[PART_OPTIMIZER] = a->update;
+    out->part[PART_PIPELINE] = moved * slower + a->tied;
+    out->part[PART_X] += once;
+    double sum = 0;
     for (int i = 0; i < PARTS; i++)
-        out->step_s += out->part[i];
+        sum += out->part[i];
+    out->step_s = ready + a->update + a->gather;
+    /* transfers on the way of the first unit may run beside the work of the last stage */
+    double rest = out->step_s - sum;
+    out->part[PART_BUBBLE] = rest > 0 ? rest : 0;
+    out->part[PART_PIPELINE] += rest < 0 ? rest : 0;
 }
 
 /* ---- memory -------------------------------------------------------------------------- */
 
-static StageMemory memory_of(Estimator *e, const Point *p, const Cube *c, int r)
+typedef struct { double longest, kv_micros, units; } Flight;
+
+/* What is in flight on stage r: units, and microbatches whose keys and values are there. */
+static Flight flight_of(const Estimator *e, const Point *p, const Cube *c, int r)
 {
     Schedule s = shape(e, p);
-    double params = stage_parameters(p, c, r), saved = 0, kv = 0, most = 0;
-    double b = (double)p->microbatch;
-    double longest = (double)slice_length(e, p, grain(e, p, c->cost->is.balanced), 0);
-    for (int i = 0; p->slice && i < p->nslices; i++)
-        longest = (double)p->slice[i] > longest ? (double)p->slice[i] : longest;
-    StageMemory m = stretch_memory(c->cost, params, r == p->stages - 1);
-    for (int ch = 0; ch < p->chunks; ch++) {
-        const Stretch *t = &c->section[ch * p->stages + r];
-        double w = stretch_transient(c->cost, t);
-        saved += t->saved;
-        kv += t->kv + t->dkv;
-        most = w > most ? w : most;
+    int64_t unit = grain(p, c->cost.is.balanced);
+    Flight f = { .units = schedule_units(&s, r) };
+    for (int i = 0; i < p->nslices; i++) {
+        double l = (double)slice_length(e, p, unit, i);
+        f.longest = l > f.longest ? l : f.longest;
     }
-    int mk = (s.P - r + 2 * s.k - 2 + s.k - 1) / s.k;
-    double micros = s.kind == SCHEDULE_GPIPE || mk > s.m ? s.m : mk;
-    m.activations = saved / p->chunks * b * longest * schedule_units(&s, r);
-    m.keys_values = kv * b * (double)e->of->is.sequence * micros;
-    m.workspace = most * b * longest;
+    int begun = (s.P - r + 2 * s.k - 2 + s.k - 1) / s.k;
+    f.kv_micros = s.kind == SCHEDULE_GPIPE || begun > s.m ? s.m : begun;
+    return f;
+}
+
+static StageMemory memory_of(Estimator *e, const Point *p, const Cube *c, int keep, int r)
+{
+    const Cost *k = &c->cost;
+    bool inputs = keep == KEEP_BOTH || keep == KEEP_INPUTS;
+    bool weights = keep == KEEP_BOTH || keep == KEEP_WEIGHTS;
+    Flight f = flight_of(e, p, c, r);
+    double params = 0, saved = 0, kv = 0, most = 0, gathered = 0, b = (double)p->microbatch;
+    for (int ch = 0; ch < p->chunks; ch++) {
+        const Kind *kind = &e->kind[e->section[ch * p->stages + r]];
+        params += kind->parameters;
+        for (int i = 0; i < e->nclasses; i++) {
+            const TurnClass *t = &k->classes.at[i];
+            double n = kind->count[i], again = p->recompute == RECOMPUTE_FULL ? kind->again[i] : 0;
+            int none = p->recompute == RECOMPUTE_ATTENTION ? RECOMPUTE_ATTENTION : RECOMPUTE_NONE;
+            double all = t->saved_bytes[none] + (inputs ? t->input_bytes : 0);
+            saved += (n - again) * all + again * t->saved_bytes[RECOMPUTE_FULL];
+            kv += n * (t->kv_bytes + t->dkv_bytes);
+            gathered += weights ? n * t->weight_bytes : 0;
+            double w = n ? t->transient_bytes + t->input_bytes + (again ? all : 0) : 0;
+            most = w > most ? w : most;
+        }
+    }
+    params -= p->stages == 1 ? k->tied : 0;
+    StageMemory m = stretch_memory(k, params, r == p->stages - 1);
+    m.activations = saved / p->chunks * b * f.longest * f.units;
+    m.keys_values = kv * b * (double)e->of->is.sequence * f.kv_micros;
+    m.workspace = most * b * f.longest + gathered;
     m.peak = m.parameters + m.gradients + m.optimizer + m.activations + m.keys_values +
              m.logits + m.workspace;
     return m;
 }
 
-StageMemory estimate_memory(Estimator *e, const Point *p, int r)
+static double worst_memory(Estimator *e, const Point *p, const Cube *c, int keep, Estimate *out)
 {
-    return memory_of(e, p, cube_of(e, p), r);
-}
-
-/* ---- both ---------------------------------------------------------------------------- */
-
-Reject estimate(Estimator *e, const Point *p, Estimate *out)
-{
-    const Cube *c = cube_of(e, p);
-    *out = (Estimate){ .room_bytes = (double)e->of->is.room_bytes };
-    step_time(e, p, c, out);
     for (int r = 0; r < p->stages; r++) {
-        StageMemory m = memory_of(e, p, c, r);
+        StageMemory m = memory_of(e, p, c, keep, r);
         if (r == 0 || m.peak > out->memory.peak) {
             out->memory = m;
             out->worst = r;
         }
     }
-    double T = (double)(e->of->is.batch * e->of->is.sequence);
-    double flop = (6 * e->matrices + 12 * e->pairs) * T;
-    double done = flop - 6 * e->pairs * T * !e->of->sees_ahead;
-    double peak = c->cost->prices.matrix * c->cost->mesh.ranks;
-    done += p->recompute == RECOMPUTE_FULL ? done / 3 : 0;
-    out->mfu = flop / (out->step_s * peak);
-    out->hfu = done / (out->step_s * peak);
+    return out->memory.peak;
+}
+
+/* What is kept, as partition chooses it: the first that fits. */
+static int choose_keep(Estimator *e, const Point *p, const Cube *c, Estimate *out)
+{
+    static const int order[] = { KEEP_BOTH, KEEP_INPUTS, KEEP_NONE };
+    int pin = p->keep ? (int)p->keep : pinned_keep(e);
+    int keep = pin ? pin : KEEP_BOTH;
+    for (int i = 0; i < 3; i++) {
+        keep = pin ? pin : order[i];
+        if (worst_memory(e, p, c, keep, out) <= out->room_bytes || pin)
+            break;
+    }
+    return keep;
+}
+
+/* Sections, their kinds, and the choices of a point. */
+static Cube *open_point(Estimator *e, const Point *p)
+{
+    Cube *c = cube_of(e, p);
+    set_choices(e, c, p);
+    find_kinds(e, p, cut_of(e, c, p->stages * p->chunks));
+    for (int i = 0; i < e->nkinds; i++)
+        sum_kind(e, &c->cost, p->recompute, &e->kind[i]);
+    if (!c->chunk)
+        c->chunk = mesh_chunk(e->of, c->cost.is.T / p->x);
+    c->cost.is.logits_chunk = c->chunk;
+    return c;
+}
+
+StageMemory estimate_memory(Estimator *e, const Point *p, int r)
+{
+    Estimate out = { .room_bytes = (double)e->of->is.room_bytes };
+    Cube *c = open_point(e, p);
+    return memory_of(e, p, c, choose_keep(e, p, c, &out), r);
+}
+
+/* ---- both ---------------------------------------------------------------------------- */
+
+/* FLOP of a token that are done again, full attention counted as in mfu. */
+static double again_flop(const Estimator *e, const Point *p, const Cube *c)
+{
+    double sum = 0;
+    for (int s = 0; p->recompute == RECOMPUTE_FULL && s < p->stages * p->chunks; s++) {
+        const Kind *k = &e->kind[e->section[s]];
+        for (int i = 0; i < e->nclasses; i++)
+            sum += k->again[i] * c->cost.classes.at[i].flops[2];
+    }
+    return sum * p->x * p->y * p->z;
+}
+
+/* Share of the turns that are computed again. */
+static double attention_again(const Estimator *e, const Point *p)
+{
+    double again = 0;
+    for (int s = 0; s < p->stages * p->chunks; s++)
+        for (int i = 0; i < e->nclasses; i++)
+            again += e->kind[e->section[s]].again[i];
+    return e->shape->nturns ? again / e->shape->nturns : 0;
+}
+
+Reject estimate(Estimator *e, const Point *p, Estimate *out)
+{
+    Cube *c = open_point(e, p);
+    *out = (Estimate){ .room_bytes = (double)e->of->is.room_bytes };
+    out->keep = choose_keep(e, p, c, out);
+    step_time(e, p, c, out->keep, c->turns, out);
+    const Prices *w = &c->cost.prices;
+    double T = (double)(e->of->is.batch * e->of->is.sequence), devices = c->cost.mesh.ranks;
+    double flop = 6 * e->matrices + 12 * e->pairs, peak = w->matrix * devices;
+    double share = p->recompute == RECOMPUTE_NONE ? 0
+                 : p->recompute == RECOMPUTE_ATTENTION ? 1
+                 : attention_again(e, p);
+    if (w->cores > 0 && devices * w->workers > w->cores)    // of the cores, not of each rank
+        peak = w->matrix / w->workers * w->cores;
+    out->mfu = flop * T / (out->step_s * peak);
+    out->hfu = (flop + again_flop(e, p, c) + 4 * e->pairs * share) * T / (out->step_s * peak);
     out->tokens_per_s = T / out->step_s;
     return out->memory.peak > out->room_bytes ? REJECT_MEMORY : LEGAL;
 }
 
+/* ---- bounds -------------------------------------------------------------------------- */
+
+/*
+ * Whatever the slices, chunks, schedule, recompute, zero and keep: some stage has at least
+ * its share of all turns, in whole turns, and of all seconds; it works on every microbatch
+ * and updates its parameters. A pass in slices is no quicker than the whole (price.h), nothing
+ * that is made again is free, and everything that is kept is gathered once at least.
+ */
 double estimate_bound(Estimator *e, const Point *p)
 {
-    Point one = *p;
-    Estimate out = { 0 };
-    one.nslices = 1;
-    one.slice = NULL;
-    one.recompute = RECOMPUTE_NONE;
-    one.zero = p->data > 1;
-    step_time(e, &one, cube_of(e, &one), &out);
-    return out.part[PART_COMPUTE] + out.part[PART_OPTIMIZER];
+    Point one = { .data = p->data, .stages = p->stages, .chunks = 1, .x = p->x, .y = p->y,
+                  .z = p->z, .microbatch = p->microbatch, .nslices = 1 };
+    Cube *c = cube_of(e, &one);
+    const Shape *s = e->shape;
+    set_choices(e, c, &one);
+    c->cost.is.zero = p->data > 1;
+    c->cost.is_piped = true;
+    const PassCost *of = priced(e, c, e->of->is.sequence, KEEP_BOTH);
+    double all = 0, least = INFINITY, params = 0, few = INFINITY, m = (double)microbatches(e, p);
+    for (int i = 0; i < e->nclasses; i++) {
+        double t = seconds_total(&of[i].forward) + seconds_total(&of[i].backward);
+        double w = c->cost.classes.at[i].parameters;
+        bool end = i == s->head || i == s->tail;
+        int n = end ? 1 : e->before[i][s->nturns];
+        all += n * t;
+        params += n * w;
+        least = !end && t < least ? t : least;
+        few = !end && w < few ? w : few;
+    }
+    double turns = ceil((double)s->nturns / p->stages), gather;
+    double whole = m * turns * least + cost_update(&c->cost, turns * few, 0, &gather);
+    params -= c->cost.tied;
+    double mean = (m * all + cost_update(&c->cost, params, 0, &gather)) / p->stages;
+    return whole > mean ? whole : mean;
 }
 
 Point point_of(const Plan *p)
@@ -365,10 +922,12 @@ Point point_of(const Plan *p)
     return (Point){ .data = is->data, .stages = is->stages, .chunks = is->chunks, .x = is->x,
                     .y = is->y, .z = is->z, .microbatch = is->microbatch,
                     .nslices = is->nslices, .slice = is->nslices > 1 ? is->slice : NULL,
-                    .schedule = s->schedule.v && strcmp(s->schedule.v, "gpipe") == 0
-                              ? SCHEDULE_GPIPE : SCHEDULE_1F1B,
+                    .schedule = is_word(s->schedule, "gpipe") ? SCHEDULE_GPIPE : SCHEDULE_1F1B,
                     .recompute = is->recompute,
                     .recompute_turns = is->recompute_turns == INT32_MAX ? 0
                                                                         : is->recompute_turns,
-                    .zero = is->zero };
+                    .zero = is->zero,
+                    .keep = p->insts.n == 0 ? KEEP_CHOSEN
+                          : is->keep_inputs ? (is->keep_weights ? KEEP_BOTH : KEEP_INPUTS)
+                          : is->keep_weights ? KEEP_WEIGHTS : KEEP_NONE };
 }

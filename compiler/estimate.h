@@ -24,6 +24,9 @@ typedef struct {
     ScheduleKind schedule;
     int recompute, recompute_turns; // as Choices.recompute; FULL: turns of each stage, 0: all
     int zero;
+    /* What is gathered once is kept for the backward pass. CHOSEN: as partition does, the first
+     * of the pinned one or both, inputs, none that fits. */
+    enum { KEEP_CHOSEN, KEEP_BOTH, KEEP_INPUTS, KEEP_NONE, KEEP_WEIGHTS } keep;
 } Point;
 
 /* Why a layout cannot be. */
@@ -44,14 +47,6 @@ typedef enum {
 extern const char *const reject_word[REJECTS];      // "batch-divides": checks of language.md 6
 extern const char *const reject_text[REJECTS];      // for people
 
-typedef struct {
-    double step_s, part[PARTS];     // parts add up to step_s: of the stage that finishes last
-    int last;                       // that stage
-    StageMemory memory; int worst;  // of the stage that has most
-    double room_bytes;              // of a rank
-    double mfu, hfu, tokens_per_s;
-} Estimate;
-
 typedef struct Estimator Estimator;
 
 /* Never NULL. turns_only: without embedding, head and loss. */
@@ -59,7 +54,7 @@ Estimator *estimator_new(const Plan *p, bool turns_only);
 void       estimator_free(Estimator *e);
 
 /* What needs no price: LEGAL or the first reason found; never REJECT_MEMORY. */
-Reject estimate_legal(Estimator *e, const Point *p);
+Reject estimate_legal(const Estimator *e, const Point *p);
 /* Of a legal point. REJECT_MEMORY: it does not fit; *out is filled all the same. */
 Reject estimate(Estimator *e, const Point *p, Estimate *out);
 /* Seconds that no slicing, schedule, recompute and zero of the same data, stages, cube and
@@ -72,6 +67,6 @@ const int *estimate_turns(Estimator *e, const Point *p, int *n);
 /* The plan's own layout, its feed as chosen. */
 Point  point_of(const Plan *p);
 /* The choices that the compiler makes for a point, as mesh.c does. */
-Choices estimate_choices(Estimator *e, const Point *p);
+Choices estimate_choices(const Estimator *e, const Point *p);
 
 #endif

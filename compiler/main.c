@@ -77,6 +77,8 @@ bool compile_to(Compile *c, const char *last)
             plan_check_hash(p);
         if (passes[i].verified && verify_plan(p, passes[i].name, stderr))
             bug("the plan does not hold together after %s", passes[i].name);
+        if (passes[i].run == partition_choose && p->pipeline)
+            pipeline_settle(p);
         if (strcmp(passes[i].name, last) == 0)
             return true;
         if (strcmp(passes[i].name, "autodiff") == 0 && c->priced) {

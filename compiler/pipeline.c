@@ -11,7 +11,7 @@
  * the units in flight; K, V and their gradients of the microbatches begun; one
  * logits chunk on the last stage. Estimates: the real block is made by memory.c.
  */
-#include "predict.h"
+#include "estimate.h"
 #include "slice.h"
 
 static bool is_word(Word w, const char *text) { return w.v && strcmp(w.v, text) == 0; }
@@ -44,7 +44,10 @@ static bool price(Pipeline *q, int64_t b)
         q->cost->is = q->plan->is;
         return true;
     }
-    q->cost = cost_new(q->plan, q->turns_only);
+    if (q->cost)
+        cost_fill(q->cost, q->plan, q->cost->shape, &q->plan->is);
+    else
+        q->cost = cost_new(q->plan, q->turns_only);
     cut_stages(q);
     return true;
 }
@@ -414,14 +417,24 @@ static void search_b(Pipeline *q, int64_t b, SliceLack *lack)
         *lack = here;
 }
 
-static void build(Pipeline *q, const Feed *f, bool keep_spans)
+/* The layout with this feed. */
+static Point point_with(const Pipeline *q, const Feed *f)
 {
-    const Plan *p = q->plan;
+    Point a = point_of(q->plan);
+    a.chunks = q->v;
+    a.microbatch = f->b;
+    a.nslices = f->k;
+    a.slice = f->k > 1 ? f->slice : NULL;
+    return a;
+}
+
+static void build_schedule(Pipeline *q, const Feed *f)
+{
     Schedule *s = &q->schedule;
     int n = q->P * q->v;
     *s = shape(q, f->m, f->k);
     s->b = f->b;
-    s->sequence = p->is.sequence;
+    s->sequence = q->plan->is.sequence;
     s->slice = f->slice;
     s->cut_bytes = NEWN(int64_t, n);
     for (int i = 0; i + 1 < n; i++)
@@ -429,11 +442,17 @@ static void build(Pipeline *q, const Feed *f, bool keep_spans)
     schedule_build(s);
     if (schedule_check(s, stderr))
         bug("the schedule does not hold together");
+}
+
+/* Passes and transfers of every section and slice. */
+static void time_passes(Pipeline *q, Timing *t)
+{
+    const Schedule *s = &q->schedule;
+    int n = q->P * q->v;
     size_t units = (size_t)n * (size_t)s->k;
     Seconds *fw = NEWN(Seconds, units), *bw = NEWN(Seconds, units);
     double *sf = NEWN(double, units), *sb = NEWN(double, units);
     double *unit = NEWN(double, n), *kv = NEWN(double, n);
-    double *sync = NEWN(double, q->P), *update = NEWN(double, q->P), *gather = NEWN(double, q->P);
     for (int i = 0; i < n; i++) {
         double context = 0;
         for (int k = 0; k < s->k; k++) {
@@ -448,20 +467,67 @@ static void build(Pipeline *q, const Feed *f, bool keep_spans)
         unit[i] = q->section[i].saved;
         kv[i] = (q->section[i].kv + q->section[i].dkv) * (double)(s->b * s->sequence);
     }
-    for (int r = 0; r < q->P; r++) {
-        double w = stage_parameters(q, r);
-        sync[r] = cost_sync(q->cost, w);
-        update[r] = cost_update(q->cost, w, &gather[r]);
+    t->forward = fw, t->backward = bw;
+    t->send_forward = sf, t->send_backward = sb;
+    t->unit_bytes = unit, t->kv_bytes = kv;
+}
+
+/* What is gathered once, before the first pass. */
+static double begin_seconds(const Pipeline *q, int r)
+{
+    double sum = 0;
+    for (int c = 0; c < q->v; c++) {
+        const Stretch *s = &q->section[c * q->P + r];
+        for (int i = 0; i < s->nclasses; i++)
+            sum += s->count[i] * cost_once(q->cost, s->class[i]);
     }
-    double tied = q->P > 1 ? price_transfer(&q->cost->prices, &q->cost->mesh, q->P - 1,
-                                            true, q->cost->tied * q->cost->gradient) : 0;
-    q->timing = (Timing){ .schedule = s, .forward = fw, .backward = bw, .send_forward = sf,
-        .send_backward = sb, .sync = sync, .update = update, .gather = gather,
-        .tied = q->cost->tied > 0 ? tied : 0, .blocking = q->blocking,
-        .barrier = p->config->train.clip.v > 0, .unit_bytes = unit, .kv_bytes = kv,
-        .cores = q->cost->prices.cores,
-        .threads = plan_ranks(p) / q->P * q->cost->prices.workers };
+    return sum;
+}
+
+/* Prices by what is kept, and runs the schedule. */
+static void run_schedule(Pipeline *q, const Feed *f, bool keep_spans)
+{
+    const Plan *p = q->plan;
+    Cost *c = q->cost;
+    Estimate *closed = NEW(Estimate);
+    Point a = point_with(q, f);
+    estimate(q->estimator, &a, closed);
+    q->closed = closed;
+    c->is.nslices = f->k;
+    c->is_piped = q->P > 1 || q->v > 1 || f->k > 1;
+    c->keep_inputs = closed->keep == KEEP_BOTH || closed->keep == KEEP_INPUTS;
+    c->keep_weights = closed->keep == KEEP_BOTH || closed->keep == KEEP_WEIGHTS;
+    double *sync = NEWN(double, q->P), *update = NEWN(double, q->P), *gather = NEWN(double, q->P);
+    double *begin = NEWN(double, q->P);
+    for (int r = 0; r < q->P; r++) {
+        double w = stage_parameters(q, r), units = stage_sum(q, r, offsetof(Stretch, units));
+        begin[r] = begin_seconds(q, r);
+        sync[r] = cost_sync(c, w);
+        update[r] = cost_update(c, w, units, &gather[r]);
+    }
+    double tied = q->P > 1 ? price_transfer(&c->prices, &c->mesh, q->P - 1, true,
+                                            c->tied * c->gradient) : 0;
+    q->timing = (Timing){ .schedule = &q->schedule, .begin = begin, .sync = sync,
+        .update = update, .gather = gather, .tied = c->tied > 0 ? tied : 0,
+        .blocking = q->blocking, .barrier = p->config->train.clip.v > 0,
+        .cores = c->prices.cores, .threads = plan_ranks(p) / q->P * c->prices.workers };
+    time_passes(q, &q->timing);
     q->sim = simulate_run(&q->timing, keep_spans);
+    if (q->blocking) {
+        double longer = q->sim.step_s / closed->step_s;
+        closed->step_s = q->sim.step_s;
+        closed->last = q->sim.last;
+        memcpy(closed->part, q->sim.part, sizeof closed->part);
+        closed->mfu /= longer;
+        closed->hfu /= longer;
+        closed->tokens_per_s /= longer;
+    }
+}
+
+static void build(Pipeline *q, const Feed *f, bool keep_spans)
+{
+    build_schedule(q, f);
+    run_schedule(q, f, keep_spans);
 }
 
 static int by_step(const void *a, const void *b)
@@ -558,35 +624,17 @@ static void choose_feed(Pipeline *q)
 
 /* ---- figures -------------------------------------------------------------------------- */
 
-/* design.md 5: 6 * matrix parameters * T + 12 * pairs-width of full attention. */
+/* Of a step, for what is printed of it. */
 static void figures(Pipeline *q)
 {
-    Plan *p = q->plan;
-    double T = (double)(p->is.batch * p->is.sequence), matrices = 0, attention = 0;
-    for (int i = 0; i < p->nforward; i++) {
-        const Op *o = &p->ops.at[i];
-        bool ends = o->repeat < 0 && q->turns_only;
-        if (o->kind == OP_LINEAR && !ends)
-            matrices += (double)p->tensors.at[o->in[0]].width *
-                        (double)p->tensors.at[o->out[0]].width;
-        if (o->kind == OP_ATTN) {
-            double seen = o->window && o->window < p->is.sequence ? (double)o->window
-                                                                  : (double)p->is.sequence;
-            attention += (double)p->tensors.at[o->in[0]].width * seen;
-        }
-    }
-    double devices = plan_ranks(p), peak = q->cost->prices.matrix;
+    const Prices *w = &q->cost->prices;
+    double devices = plan_ranks(q->plan), peak = w->matrix;
     if (shares_cores(q)) {              // of the cores, not of each rank
-        devices = q->cost->prices.cores;
-        peak /= q->cost->prices.workers;
+        devices = w->cores;
+        peak /= w->workers;
     }
-    bool full = is_word(p->config->plan.recompute, "full");
-    q->tokens = T;
-    q->model_flop = (6 * matrices + 12 * attention) * T;
-    q->executed_flop = q->model_flop - 6 * attention * T * !p->sees_ahead;  // masked half left out
-    q->executed_flop += full ? q->executed_flop / 3 : 0;
-    q->mfu = q->model_flop / (q->sim.step_s * devices * peak);
-    q->hfu = q->executed_flop / (q->sim.step_s * devices * peak);
+    q->tokens = (double)(q->plan->is.batch * q->plan->is.sequence);
+    q->model_flop = q->closed->mfu * q->closed->step_s * devices * peak;
 }
 
 Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool on_paper)
@@ -599,6 +647,7 @@ Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool on_paper)
     q->on_paper = on_paper;
     q->P = p->is.stages;
     q->v = s->chunks.set ? (int)s->chunks.v : 1;
+    q->estimator = estimator_new(p, turns_only);
     choose_feed(q);
     if (diag_errors() || q->feeds.n == 0)
         return NULL;
@@ -610,6 +659,13 @@ Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool on_paper)
     return q;
 }
 
+void pipeline_settle(Plan *p)
+{
+    Pipeline *q = p->pipeline;
+    run_schedule(q, &q->feed, q->on_paper);
+    figures(q);
+}
+
 Pipeline *pipeline_again(const Pipeline *old)
 {
     Pipeline *q = NEW(Pipeline);
@@ -619,6 +675,7 @@ Pipeline *pipeline_again(const Pipeline *old)
         turns[i] = old->section[i].turns;
     q->cost = cost_new(q->plan, q->turns_only);
     q->section = stretch_new(q->cost, n, turns);
+    q->estimator = estimator_new(q->plan, q->turns_only);
     build(q, &old->feed, true);
     stage_memory(q);
     figures(q);

@@ -440,6 +440,7 @@ typedef struct Plan {
     Map *number_index;
     /* mesh */
     const MeshSizes *sizes;
+    const struct Shape *shape[2];   // shape.c; [1]: turns only. NULL: not asked for yet
     /* partition */
     Choices is;
     VEC(RowMap) rowmaps;

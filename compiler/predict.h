@@ -2,6 +2,7 @@
  * predict.h - planning a pipeline on paper: what it costs before it exists.
  *
  *   price.c     seconds of single things (price.h)
+ *   shape.c     the model's turns by class, before any mesh
  *   cost.c      seconds of a pass over one turn
  *   stretch.c   a section of the pipeline: its turns by class, passes, bytes
  *   stages.c    which turns each stage gets
@@ -18,16 +19,58 @@
 
 #include "price.h"
 
+/* ======================= shape.c =========================================== */
+
+/* A kernel of a turn before any mesh: an operator, or a run of row operators. Widths are in
+ * columns of whole tensors. */
+typedef struct {
+    const Op *op;                   // of a run: the first
+    bool run, backward;
+    bool from_a;                    // linears: input in layout A; runs: rows that are reduced
+    bool again;                     // forward: made again where its turn is computed again
+    bool transposed;                // linears: of the forward operator
+    double in, keys, out;           // attention: queries, keys, values; runs: out, all touched
+    int reduced;                    // runs: reductions of rows that may be split
+} Kernel;
+
+typedef struct { ParamKind kind; double rows, columns; bool by_y; } Weight;  // by_y: vectors in B
+
+/* Turns with the same operators and widths are one class. */
+typedef struct {
+    const char *key, *name;         // name: of its first operator
+    struct { Kernel *at; int n, cap; } kernels;         // those of attention come first
+    struct { Weight *at; int n, cap; } weights;
+    double saved[3];                // columns kept until the backward pass, without K and V;
+                                    // by Choices.recompute
+} TurnShape;
+
+typedef struct Shape {
+    const Plan *plan;
+    bool turns_only;                // embedding, head and loss are not there
+    int nturns, *class_of;          // by turn; all repeats, one after another
+    int head, tail;                 // classes of what stands before and after them, or NONE
+    struct { TurnShape *at; int n, cap; } classes;
+    double *cut_width;              // by turn: columns alive after it
+    double tied;                    // elements that first and last stage both hold
+    const MeshSizes *sizes;
+} Shape;
+
+/* needs: autodiff, before partition. Found once, in perm. */
+const Shape *shape_of(Plan *p, bool turns_only);
+
 /* ======================= cost.c ============================================ */
 
-/* Wall seconds of one rank; x, y, z: collectives that nothing hides. */
-typedef struct { double compute, recompute, x, y, z; } Seconds;
-typedef struct { Seconds forward, backward; } PassCost;
+/* Wall seconds of one rank; x, y, z, data: collectives that nothing hides. */
+typedef struct { double compute, recompute, x, y, z, data; } Seconds;
 
 typedef enum { TERM_PRODUCT, TERM_BYTES, TERM_ATTENTION, TERM_COLLECTIVE } TermKind;
+/* When a collective is not needed: an input, matrix or K and V that was kept from the forward
+ * pass; ONCE: a matrix that is gathered once for all passes of a step (keep, with stages). */
+typedef enum { KEPT_NEVER, KEPT_INPUT, KEPT_WEIGHT, KEPT_KEYS, KEPT_ONCE } Kept;
 typedef struct {
     TermKind kind;
     bool backward;
+    bool again;                     // forward: made again where its turn is
     int axis;                       // collectives: 0 x, 1 y, 2 z
     double m, n, k;                 // product: sizes; the one that counts tokens is per token
     bool sums_tokens;               // product: tokens are k (gradient of a matrix), else m
@@ -37,44 +80,64 @@ typedef struct {
     Group group; RingKind ring;
     bool hidden;                    // collectives: runs beside the pass's compute
     bool rooted;                    // collectives: broadcasts, or sums on one member
+    Kept kept;
     Attention attention;
 } Term;
 typedef struct { Term *at; int n, cap; } Terms;
 
-/* Turns with the same operators and widths are one class. */
+/* A class on a mesh. */
 typedef struct {
     const char *key, *name;         // name: of its first operator
     Terms terms; int nattention;    // those of attention come first
-    int kernels[2];                 // started in forward, backward
-    double flops[2];                // of matrix products and attention, one token, no context
-    double saved_bytes;             // per token: kept from forward to backward, without K and V
+    int kernels[3];                 // started in forward, backward; forward again
+    double flops[3];                // of products, one token: forward, backward, forward again
+    double saved_bytes[3];          // per token: kept from forward to backward, without K and V;
+                                    // by Choices.recompute
+    double input_bytes;             // per token: inputs of linears, gathered
+    double weight_bytes;            // matrices, gathered over x
     double kv_bytes, dkv_bytes;     // per token: keys and values; their gradients
     double transient_bytes;         // per token: the largest set of rows one kernel touches
     double parameters;              // elements a rank holds
+    double units;                   // matrices and such that travel alone
 } TurnClass;
 
+/* Seconds of a pass over a class or a section, each way, nothing made again; and what making
+ * again adds to the backward pass, by Choices.recompute. */
+typedef struct { Seconds forward, backward; double again[3]; } PassCost;
+
 typedef struct Cost {
-    const Plan *plan;
+    const Plan *plan; const Shape *shape;
     Choices is;                     // of the plan, when this was made
+    bool keep_inputs, keep_weights; // what the passes to be priced find still gathered
+    bool is_piped;                  // stages, chunks or slices: functions for each
     Prices prices; Mesh mesh;
-    bool turns_only;                // embedding, head and loss cost nothing and are not there
-    int nturns, *class_of;          // by turn; all repeats, one after another
-    int head, tail;                 // classes of what stands before and after them, or NONE
+    int nturns; const int *class_of;        // as in the shape
+    int head, tail;
     struct { TurnClass *at; int n, cap; } classes;
-    double *cut_width;              // by turn: columns alive after it
+    const double *cut_width;
     double tied;                    // elements of a rank that first and last stage both hold
     double logits_bytes;            // of a token of the logits chunk
     int element, gradient;          // bytes: stored number, reduced gradient
+    Group groups[64]; bool grouped[64];     // by axes
 } Cost;
 
 Cost   *cost_new(Plan *p, bool turns_only);
+/* The same with other choices; c is empty or was filled before (its memory is used again). */
+void    cost_fill(Cost *c, const Plan *p, const Shape *s, const Choices *is);
 /* One pass of b sequences, l tokens each after c, over a class; what depends on c alone. */
 PassCost    cost_pass(const Cost *c, int class, double b, double l);
 PassCost    cost_context(const Cost *c, int class, double b, double l, double context);
+/* Gathering matrices before the first pass, where they are kept gathered; else 0. */
+double      cost_once(const Cost *c, int class);
 /* One term of it; attention: all of it, not what context adds. */
 double      cost_term(const Cost *c, const Term *u, double b, double l, double context);
-double  cost_sync(const Cost *c, double parameters);        // gradients over data
-double  cost_update(const Cost *c, double parameters, double *gather_s);
+/* Of a stage's parameters, in so many units: gradients over data behind the last pass; what
+ * a pass does over data and its compute does not hide (zero 2 and 3), data[0] forward,
+ * data[1] backward; the optimizer, and parameters over data behind it. */
+double  cost_sync(const Cost *c, double parameters);
+void    cost_data(const Cost *c, double parameters, double units, const PassCost *pass,
+                  double *data);
+double  cost_update(const Cost *c, double parameters, double units, double *gather_s);
 
 /* ======================= stages.c ========================================== */
 
@@ -83,6 +146,8 @@ double  cost_update(const Cost *c, double parameters, double *gather_s);
  * dearest section, then the sum of squares; earlier sections get more. */
 void stages_cut(int nturns, const double *weight, double head, double tail, int sections,
                 int *turns);
+/* The same of turns that cost the same, in O(turns). */
+void stages_even(int nturns, double weight, double head, double tail, int sections, int *turns);
 
 /* ======================= stretch.c ========================================= */
 
@@ -90,9 +155,10 @@ void stages_cut(int nturns, const double *weight, double head, double tail, int 
 typedef struct {
     int first, turns;               // turns first .. first + turns - 1
     int nclasses, *class, *count;   // head and tail among them
+    int *again;                     // of the count: turns that are computed again
     double saved, kv, dkv;          // bytes of a token, per rank
-    double parameters;              // elements per rank
-    int kernels[2];
+    double parameters, units;       // elements per rank, in so many units
+    int kernels[2];                 // started in a pass, forward and backward
 } Stretch;
 
 typedef struct {
@@ -102,6 +168,7 @@ typedef struct {
 Stretch *stretch_new(const Cost *c, int n, const int *turns);   // of every section
 /* Turns of n sections, by the seconds of their classes. */
 void     stretch_cut(const Cost *c, int n, int *turns);
+double   stretch_weight(const Cost *c, int class);      // those seconds; 0 for NONE
 Seconds  seconds_sum(Seconds a, Seconds b, double times);       // a + times * b
 double   seconds_total(const Seconds *s);
 /* A pass of b sequences of l tokens after c; base: without context and without starting
@@ -159,6 +226,7 @@ typedef struct {
     const Schedule *schedule;
     const Seconds *forward, *backward;      // of section c*P + r, slice i
     const double *send_forward, *send_backward;     // where section ends; where it begins
+    const double *begin;                    // per stage: gathers before the first pass (x)
     const double *sync, *update, *gather;   // per stage; gather: parameters over data
     double tied;                            // sum of matrices that first and last stage share
     bool blocking;                          // a send holds up the stage that sends
@@ -191,6 +259,18 @@ Simulation simulate_run(const Timing *t, bool keep_spans);
 /* Chrome trace of the spans: a process per stage, a thread per stream. false: errno. */
 bool simulate_trace(const Simulation *sim, const Schedule *s, const char *path);
 
+/* ======================= estimate.c ======================================== */
+
+/* One layout in closed form; estimate.h has the rest. */
+typedef struct Estimate {
+    double step_s, part[PARTS];     // parts add up to step_s: of the stage that finishes last
+    int last;                       // that stage
+    StageMemory memory; int worst;  // of the stage that has most
+    double room_bytes;              // of a rank
+    int keep;                       // what was taken, KEEP_BOTH .. (estimate.h)
+    double mfu, hfu, tokens_per_s;
+} Estimate;
+
 /* ======================= pipeline.c ======================================== */
 
 /* One way to feed the pipeline: b, slices, their price and their run. */
@@ -211,8 +291,11 @@ typedef struct Pipeline {
     struct { double cap_lo, cap_hi, bound; int64_t tried, steps; double seconds; } search;
     Schedule schedule; Timing timing; Simulation sim;
     StageMemory *memory;            // per stage
-    double tokens, model_flop, executed_flop;   // of a step
-    double mfu, hfu;
+    double tokens, model_flop;      // of a step
+    /* The closed form of what was chosen, which `plan` and `tune` print; of the simulation
+     * where there is none (sends that block). */
+    Estimate *closed;
+    struct Estimator *estimator;
 } Pipeline;
 
 /* needs: graph, mesh, fuse, autodiff. Chooses what the plan leaves open (turns, microbatch,
@@ -222,6 +305,8 @@ typedef struct Pipeline {
 Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool on_paper);
 /* The same plan, turns and feed, priced again: the config has other rates by now. */
 Pipeline *pipeline_again(const Pipeline *old);
+/* The prediction again, by what partition keeps from the forward pass. */
+void pipeline_settle(Plan *p);
 /* Seconds of a pass of section i over b sequences of l tokens after c. */
 PassCost pipeline_pass(const Pipeline *q, int section, double b, double l, double c);
 void print_pipeline(const Pipeline *q, FILE *f);            // print_pipeline.c

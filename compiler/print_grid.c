@@ -62,8 +62,8 @@ void print_axis_links(const Pipeline *q, FILE *f)
         table_cell(&t, "%d", m->size[i]);
         table_cell(&t, "%d", m->stride[i]);
         table_cell(&t, "%s", busy > 0 ? str_seconds(busy) : "-");
-        table_cell(&t, "%s", share_text(busy, q->sim.step_s));
-        table_cell(&t, "%s", share_text(q->sim.part[axis_part[i]], q->sim.step_s));
+        table_cell(&t, "%s", share_text(busy, q->closed->step_s));
+        table_cell(&t, "%s", share_text(q->closed->part[axis_part[i]], q->closed->step_s));
         table_cell(&t, "%s", q->cost->prices.cores ? "memory of this machine"
                                                    : network_links_text(&l));
     }
@@ -93,7 +93,7 @@ void json_axis(Json *j, const Plan *p, const Mesh *m, int axis)
         json_null(j, "groups_per_port");
     if (q) {
         json_real(j, "busy_s", axis_seconds(&uses, axis));
-        json_real(j, "waited_s", q->sim.part[axis_part[axis]]);
+        json_real(j, "waited_s", q->closed->part[axis_part[axis]]);
     }
     json_end(j, '}');
 }

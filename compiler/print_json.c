@@ -125,13 +125,15 @@ void print_json_predicted(Json *j, const Plan *p)
     const Pipeline *q = p->pipeline;
     json_begin(j, "predicted", '{');
     if (q) {
-        const double v[] = { q->sim.step_s, q->tokens / q->sim.step_s,
-                             q->model_flop / q->sim.step_s / plan_ranks(p), q->mfu, q->hfu };
+        const Estimate *e = q->closed;
+        const double v[] = { e->step_s, e->tokens_per_s,
+                             q->model_flop / e->step_s / plan_ranks(p), e->mfu, e->hfu };
         for (int i = 0; i < 5; i++)
             json_real(j, figure[i], v[i]);
         json_real(j, "formula_s", q->feed.formula_s);
+        json_real(j, "simulated_s", q->sim.step_s);
         json_real(j, "bubble", q->sim.bubble);
-        json_integer(j, "last_stage", q->sim.last);
+        json_integer(j, "last_stage", e->last);
     } else
         for (int i = 0; i < 5; i++)
             json_null(j, figure[i]);
@@ -139,7 +141,7 @@ void print_json_predicted(Json *j, const Plan *p)
     json_begin(j, "breakdown_s", '{');
     for (int i = 0; i < PARTS; i++)
         if (q)
-            json_real(j, part_word[i], q->sim.part[i]);
+            json_real(j, part_word[i], q->closed->part[i]);
         else
             json_null(j, part_word[i]);
     json_end(j, '}');

@@ -34,9 +34,9 @@ void print_feed(const Pipeline *q, FILE *f)
 
 void print_step(const Pipeline *q, FILE *f)
 {
-    const Simulation *s = &q->sim;
+    const Estimate *e = q->closed;
     fprintf(f, "  step      %s predicted, %.4g tokens/s, mfu %.1f %%, hfu %.1f %%%s\n",
-            str_seconds(s->step_s), q->tokens / s->step_s, 100 * q->mfu, 100 * q->hfu,
+            str_seconds(e->step_s), e->tokens_per_s, 100 * e->mfu, 100 * e->hfu,
             q->cost->prices.assumed ? " (prices of this machine are assumed)"
             : q->cost->prices.profile ? " (measured rates)" : "");
     const Prices *w = &q->cost->prices;
@@ -47,10 +47,10 @@ void print_step(const Pipeline *q, FILE *f)
                 plural(w->cores, "core"), w->cores);
     if (q->P == 1)
         return;
-    fprintf(f, "  formula   %s by m sum t + (P-1) max t; simulated %s\n",
-            str_seconds(q->feed.formula_s), q->blocking ? "with sends that block" :
-            "with sends beside the compute");
-    fprintf(f, "  idle      %.1f %% of all stages' time\n", 100 * s->bubble);
+    fprintf(f, "  simulated %s %s; %s by m sum t + (P-1) max t\n", str_seconds(q->sim.step_s),
+            q->blocking ? "with sends that block" : "with sends beside the compute",
+            str_seconds(q->feed.formula_s));
+    fprintf(f, "  idle      %.1f %% of all stages' time\n", 100 * q->sim.bubble);
 }
 
 static void print_glance(const Pipeline *q, FILE *f)
@@ -80,7 +80,7 @@ static void print_glance(const Pipeline *q, FILE *f)
 
 void print_parts(const Pipeline *q, FILE *f)
 {
-    const Simulation *s = &q->sim;
+    const Estimate *s = q->closed;
     print_heading(f, str_fmt("where the step goes, on stage %d, which ends last", s->last));
     for (int i = 0; i < PARTS; i++)
         if (s->part[i] > 0)

@@ -120,20 +120,13 @@ int schedule_units(const Schedule *s, int r)
     return min_int(schedule_warmup(s, r) + 1, s->m * s->k * s->v);
 }
 
-/* Microbatches with a forward done and a backward to come, in any chunk. */
+/* Microbatches of a chunk with a forward done and a backward to come. The k slices of one
+ * follow each other, so f forwards have begun ceil(f / k) and b backwards ended b / k: most
+ * before the last backward of the first k. */
 int schedule_kv(const Schedule *s, int r)
 {
-    Steps f = forward_order(s), b = backward_order(s, &f), all = compute_order(s, r, &f, &b);
-    int *left = NEWN(int, s->m * s->v), now = 0, most = 0;
-    for (int i = 0; i < all.n; i++) {
-        int *n = &left[all.at[i].microbatch * s->v + all.at[i].chunk];
-        if (all.at[i].kind == STEP_FORWARD)
-            now += (*n)++ == 0;
-        else
-            now -= --*n == 0 && all.at[i].slice == 0;
-        most = now > most ? now : most;
-    }
-    return most;
+    int all = s->m * s->k * s->v, forwards = schedule_warmup(s, r) + s->k;
+    return ceil_div(min_int(forwards, all), s->k);
 }
 
 /* ---- one global order ------------------------------------------------------------ */

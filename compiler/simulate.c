@@ -65,6 +65,7 @@ static void add_seconds(double *part, const Seconds *x)
     part[PART_X] += x->x;
     part[PART_Y] += x->y;
     part[PART_Z] += x->z;
+    part[PART_DATA] += x->data;
 }
 
 static void idle(Run *r, int stage, double until)
@@ -297,6 +298,10 @@ Simulation simulate_run(const Timing *t, bool keep_spans)
     r->done = NEWN(double, P);
     r->ready = NEWN(double, P);
     r->part = arena_get(perm, sizeof *r->part * (size_t)P);
+    for (int i = 0; t->begin && i < P; i++) {
+        r->now[i] = t->begin[i];
+        r->part[i][PART_X] += t->begin[i];
+    }
     r->flight = NEWN(Flight, (size_t)2 * (size_t)s->m * (size_t)s->k * (size_t)(P * s->v));
     if (t->cores > 0 && P * t->threads > t->cores)
         r->job = arena_get(perm, sizeof *r->job * (size_t)P);

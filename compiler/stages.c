@@ -11,8 +11,11 @@
  *     Q(s, i) = min over j < i of  Q(s-1, j) + w(j..i)^2           where w(j..i) <= D
  *
  * in O(sections * turns^2); ties give the earlier section more turns. Turns are
- * never dropped and no section is empty.
+ * never dropped and no section is empty. Where all turns cost the same, each in turn goes to
+ * the section that has least so far: squares are convex, so that gives the least sum of them,
+ * and with it the least dearest section.
  */
+#include "diag.h"
 #include "predict.h"
 
 typedef struct { const double *sum; double head, tail; int n; } Weights;
@@ -22,10 +25,9 @@ static double weight_of(const Weights *w, int lo, int hi)       // turns lo .. h
     return w->sum[hi] - w->sum[lo] + (lo == 0 ? w->head : 0) + (hi == w->n ? w->tail : 0);
 }
 
-/* The least dearest section. */
-static double best_cap(const Weights *w, int sections)
+/* The least dearest section; `at` has room for n + 1 numbers. */
+static double best_cap(const Weights *w, int sections, double *at)
 {
-    double *at = arena_get(scratch, sizeof *at * (size_t)(w->n + 1));
     for (int i = 1; i <= w->n; i++)
         at[i] = weight_of(w, 0, i);
     for (int s = 2; s <= sections; s++)
@@ -42,18 +44,51 @@ static double best_cap(const Weights *w, int sections)
     return at[w->n];
 }
 
+void stages_even(int nturns, double weight, double head, double tail, int sections, int *turns)
+{
+    int first = 1, last = 1, each = 1, more = 0, middle = sections - 2, left = nturns - sections;
+    if (sections == 1) {
+        turns[0] = nturns;
+        return;
+    }
+    while (left > 0) {
+        double f = head + first * weight, l = tail + last * weight, m = each * weight;
+        bool none = middle == 0;
+        if (f <= l && (none || f <= m))
+            first++, left--;
+        else if (none || l < m)
+            last++, left--;
+        else {
+            more = left < middle ? left : 0;
+            each += more == 0;
+            left -= more ? more : middle;
+        }
+    }
+    for (int i = 0; i < sections; i++)
+        turns[i] = i == 0 ? first : i == sections - 1 ? last : each + (i - 1 < more);
+}
+
 void stages_cut(int nturns, const double *weight, double head, double tail, int sections,
                 int *turns)
 {
-    double *sum = NEWN(double, nturns + 1);
+    bool even = true;
+    for (int i = 1; i < nturns; i++)
+        even &= weight[i] == weight[0];
+    if (even) {
+        stages_even(nturns, weight[0], head, tail, sections, turns);
+        return;
+    }
+    size_t row = (size_t)nturns + 1, cells = row * (size_t)(sections + 1);
+    double *sum = malloc((2 * row + cells) * sizeof *sum), *q = sum + 2 * row;
+    int *next = malloc(cells * sizeof *next);
+    if (sum == NULL || next == NULL)
+        die(EXIT_WORLD, "out of memory (cutting %d turns)", nturns);
+    sum[0] = 0;
     for (int i = 0; i < nturns; i++)
         sum[i + 1] = sum[i] + weight[i];
     Weights w = { sum, head, tail, nturns };
-    double cap = best_cap(&w, sections) * (1 + 1e-12);
+    double cap = best_cap(&w, sections, sum + row) * (1 + 1e-12);
     /* Q from the end, so that a tie can favour the earlier section. */
-    size_t row = (size_t)nturns + 1;
-    double *q = NEWN(double, row * (size_t)(sections + 1));
-    int *next = NEWN(int, row * (size_t)(sections + 1));
     for (int s = 0; s <= sections; s++)
         for (int i = 0; i <= nturns; i++)
             q[(size_t)s * row + (size_t)i] = s == 0 && i == nturns ? 0 : HUGE_VAL;
@@ -72,4 +107,6 @@ void stages_cut(int nturns, const double *weight, double head, double tail, int 
         turns[sections - s] = j - i;
         i = j;
     }
+    free(sum);
+    free(next);
 }

@@ -4,24 +4,37 @@
  */
 #include "predict.h"
 
-static void add_class(const Cost *c, Stretch *s, int class)
+static void add_class(const Cost *c, Stretch *s, int class, bool again)
 {
     if (class == NONE)
         return;
     const TurnClass *t = &c->classes.at[class];
-    s->saved += t->saved_bytes;
+    int recompute = c->is.recompute, kind = recompute != RECOMPUTE_FULL || again
+                                          ? recompute : RECOMPUTE_NONE;
+    s->saved += t->saved_bytes[kind];
     s->kv += t->kv_bytes;
     s->dkv += t->dkv_bytes;
     s->parameters += t->parameters;
+    s->units += t->units;
     s->kernels[0] += t->kernels[0];
-    s->kernels[1] += t->kernels[1];
-    for (int i = 0; i < s->nclasses; i++)
-        if (s->class[i] == class) {
-            s->count[i]++;
-            return;
-        }
-    s->class[s->nclasses] = class;
-    s->count[s->nclasses++] = 1;
+    s->kernels[1] += t->kernels[1] + (again ? t->kernels[2] : 0) +
+                     (recompute == RECOMPUTE_ATTENTION ? t->nattention / 2 : 0);
+    int i = 0;
+    while (i < s->nclasses && s->class[i] != class)
+        i++;
+    if (i == s->nclasses)
+        s->class[s->nclasses++] = class;
+    s->count[i]++;
+    s->again[i] += again;
+}
+
+/* Turns of a stage before its section i. */
+static int turns_before(const Cost *c, const int *turns, int i)
+{
+    int sum = 0, P = c->mesh.size[MESH_STAGE];
+    for (int k = i - P; k >= 0; k -= P)
+        sum += turns[k];
+    return sum;
 }
 
 Stretch *stretch_new(const Cost *c, int n, const int *turns)
@@ -29,16 +42,19 @@ Stretch *stretch_new(const Cost *c, int n, const int *turns)
     Stretch *all = NEWN(Stretch, n);
     for (int i = 0, first = 0; i < n; first += turns[i++]) {
         Stretch *t = &all[i];
+        int before = turns_before(c, turns, i);
         t->first = first;
         t->turns = turns[i];
         t->class = NEWN(int, c->classes.n);
         t->count = NEWN(int, c->classes.n);
+        t->again = NEWN(int, c->classes.n);
         if (i == 0)
-            add_class(c, t, c->head);
+            add_class(c, t, c->head, false);
         for (int k = 0; k < turns[i]; k++)
-            add_class(c, t, c->class_of[first + k]);
+            add_class(c, t, c->class_of[first + k], c->is.recompute == RECOMPUTE_FULL &&
+                                                    before + k < c->is.recompute_turns);
         if (i == n - 1)
-            add_class(c, t, c->tail);
+            add_class(c, t, c->tail, false);
     }
     return all;
 }
@@ -48,12 +64,13 @@ Stretch *stretch_new(const Cost *c, int n, const int *turns)
 Seconds seconds_sum(Seconds a, Seconds b, double times)
 {
     return (Seconds){ a.compute + b.compute * times, a.recompute + b.recompute * times,
-                      a.x + b.x * times, a.y + b.y * times, a.z + b.z * times };
+                      a.x + b.x * times, a.y + b.y * times, a.z + b.z * times,
+                      a.data + b.data * times };
 }
 
 double seconds_total(const Seconds *s)
 {
-    return s->compute + s->recompute + s->x + s->y + s->z;
+    return s->compute + s->recompute + s->x + s->y + s->z + s->data;
 }
 
 static PassCost classes_pass(const Cost *c, const Stretch *s, double b, double l, double context,
@@ -64,6 +81,9 @@ static PassCost classes_pass(const Cost *c, const Stretch *s, double b, double l
         PassCost one = price(c, s->class[i], b, l, context);
         out.forward = seconds_sum(out.forward, one.forward, s->count[i]);
         out.backward = seconds_sum(out.backward, one.backward, s->count[i]);
+        out.backward.recompute += c->is.recompute == RECOMPUTE_FULL
+            ? s->again[i] * one.again[RECOMPUTE_FULL]
+            : s->count[i] * one.again[c->is.recompute];
     }
     return out;
 }
@@ -83,8 +103,7 @@ PassCost stretch_base(const Cost *c, const Stretch *s, double b, double l)
  * nobody to start them but itself. */
 static PassCost at_least_launches(const Cost *c, const Stretch *s, PassCost a)
 {
-    double launched = s->kernels[1] + (a.backward.recompute > 0 ? s->kernels[0] : 0);
-    double f = s->kernels[0] * c->prices.launch, b = launched * c->prices.launch;
+    double f = s->kernels[0] * c->prices.launch, b = s->kernels[1] * c->prices.launch;
     if (!c->prices.serial) {
         f -= seconds_total(&a.forward);
         b -= seconds_total(&a.backward);
@@ -100,7 +119,12 @@ PassCost stretch_after(const Cost *c, const Stretch *s, PassCost base, double b,
     PassCost more = classes_pass(c, s, b, l, context, cost_context);
     base.forward = seconds_sum(base.forward, more.forward, 1);
     base.backward = seconds_sum(base.backward, more.backward, 1);
-    return at_least_launches(c, s, base);
+    base = at_least_launches(c, s, base);
+    double data[2];
+    cost_data(c, s->parameters, s->units, &base, data);
+    base.forward.data += data[0];
+    base.backward.data += data[1];
+    return base;
 }
 
 PassCost stretch_pass(const Cost *c, const Stretch *s, double b, double l, double context)
@@ -110,31 +134,26 @@ PassCost stretch_pass(const Cost *c, const Stretch *s, double b, double l, doubl
 
 /* ---- cuts ---------------------------------------------------------------------------- */
 
-static double class_seconds(const Cost *c, int class, double b, double l)
+/* TUNING: turns are cut by the seconds of one whole sequence: what a unit has is not known
+ * yet, and the shares of head and turns hardly change with it. */
+double stretch_weight(const Cost *c, int class)
 {
     if (class == NONE)
         return 0;
-    Stretch s = { .class = (int[1]){ 0 }, .count = (int[1]){ 0 } };
-    add_class(c, &s, class);
-    PassCost a = at_least_launches(c, &s, cost_pass(c, class, b, l));
+    Stretch s = { .class = (int[1]){ 0 }, .count = (int[1]){ 0 }, .again = (int[1]){ 0 } };
+    add_class(c, &s, class, false);
+    PassCost a = at_least_launches(c, &s, cost_pass(c, class, 1, (double)c->is.sequence));
     return seconds_total(&a.forward) + seconds_total(&a.backward);
 }
 
-/* TUNING: turns are cut by the seconds of one whole sequence: what a unit has is not known
- * yet, and the shares of head and turns hardly change with it. */
 void stretch_cut(const Cost *c, int n, int *turns)
 {
-    double b = 1, L = (double)c->is.sequence;
-    if (n == 1) {
-        turns[0] = c->nturns;
-        return;
-    }
     double *weight = NEWN(double, c->nturns);
     for (int i = 0; i < c->nturns; i++)
         weight[i] = i && c->class_of[i] == c->class_of[i - 1]
-                  ? weight[i - 1] : class_seconds(c, c->class_of[i], b, L);
-    stages_cut(c->nturns, weight, class_seconds(c, c->head, b, L),
-               class_seconds(c, c->tail, b, L), n, turns);
+                  ? weight[i - 1] : stretch_weight(c, c->class_of[i]);
+    stages_cut(c->nturns, weight, stretch_weight(c, c->head), stretch_weight(c, c->tail), n,
+               turns);
 }
 
 int64_t stretch_cut_bytes(const Cost *c, const Stretch *s)
@@ -174,7 +193,8 @@ double stretch_transient(const Cost *c, const Stretch *s)
 {
     double most = 0;
     for (int i = 0; i < s->nclasses; i++) {
-        double w = c->classes.at[s->class[i]].transient_bytes;
+        const TurnClass *t = &c->classes.at[s->class[i]];
+        double w = t->transient_bytes + (s->again[i] ? t->saved_bytes[RECOMPUTE_NONE] : 0);
         most = w > most ? w : most;
     }
     return most;

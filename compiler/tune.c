@@ -390,6 +390,10 @@ static bool slices_wanted(Search *q, const Found *f, const Point *p, double boun
     Candidate c;
     price(q, p, &c);
     double s = c.is.step_s - c.is.part[PART_BUBBLE] - c.is.part[PART_PIPELINE];
+    Point least = *p;
+    least.zero = q->s->zero.set ? p->zero : p->data > 1 ? 3 : 0;
+    least.keep = q->s->keep.v ? KEEP_CHOSEN : KEEP_NONE;
+    price(q, &least, &c);
     const StageMemory *m = &c.is.memory;
     Schedule one = { .kind = p->schedule, .P = p->stages, .v = p->chunks, .k = 1,
                      .m = (int)(q->p->is.batch / p->data / p->microbatch) };

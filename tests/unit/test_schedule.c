@@ -32,6 +32,22 @@ static int most_units(const Schedule *s, int r)
     return most;
 }
 
+/* Of chunks: with a forward done and a backward to come. */
+static int most_microbatches(const Schedule *s, int r)
+{
+    int *left = NEWN(int, s->m * s->v), now = 0, most = 0;
+    for (int i = 0; i < s->stage[r].n; i++) {
+        const Step *u = &s->stage[r].at[i];
+        int *n = &left[u->microbatch * s->v + u->chunk];
+        if (u->kind == STEP_FORWARD)
+            now += (*n)++ == 0;
+        else if (u->kind == STEP_BACKWARD)
+            now -= --*n == 0 && u->slice == 0;
+        most = now > most ? now : most;
+    }
+    return most;
+}
+
 static int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 Test(schedule, small_ones_hold_together)
@@ -44,6 +60,7 @@ Test(schedule, small_ones_hold_together)
                     cr_assert_eq(schedule_check(&s, stderr), 0, "P %d m %d k %d", P, m, k);
                     for (int r = 0; r < P; r++) {
                         cr_assert_eq(most_units(&s, r), schedule_units(&s, r));
+                        cr_assert_eq(most_microbatches(&s, r), schedule_kv(&s, r));
                         // the slice programme's bound on memory uses the same numbers
                         SliceRoom room = { .schedule = kind ? SLICE_1F1B : SLICE_GPIPE };
                         SliceProblem q = { .stages = P, .microbatches = m, .room = &room };
@@ -81,6 +98,8 @@ Test(schedule, chunks_hold_together)
                         cr_assert_eq(schedule_check(&s, stderr), 0, "P %d v %d k %d m %d", P, v, k,
                                      s.m);
                         cr_assert_eq(most_units(&s, 0), schedule_units(&s, 0));
+                        for (int r = 0; r < P; r++)
+                            cr_assert_eq(most_microbatches(&s, r), schedule_kv(&s, r));
                     }
 }
 
