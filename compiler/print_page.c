@@ -80,14 +80,15 @@ static void print_family(const Stage *s, FILE *f)
     }
     if (is->x * is->y * is->z == 1)
         return;
-    const char *what = is->summa ? "blocks of matrices and activations are broadcast, q times "
-                                   "for each product"
-        : is->x == 1 && is->z == 1 ? "matrices are split over y alone, Megatron's"
-        : is->x == 1 ? "matrices are split over y and z"
-        : is->y == 1 && is->z == 1 ? "matrices are spread over x alone, as FSDP has them"
-        : "matrices are spread over x, y and z";
-    fprintf(f, "  family    %s: %s; %s received over the cube\n", print_partition(is), what,
-            str_bytes(sum));
+    const char *rest = is->y == 1 ? is->z == 1 ? "" : " and z" : is->z == 1 ? " and y"
+                                                                           : ", y and z";
+    const char *what = is->summa ? "products by broadcasts of blocks"
+        : is->x == 1 && is->z == 1 ? "matrices split over y alone, Megatron's"
+        : is->x == 1 ? is->y == 1 ? "matrices split over z" : "matrices split over y and z"
+        : !*rest ? "matrices spread over x alone, as FSDP has them"
+        : str_fmt("matrices spread over x%s", rest);
+    fprintf(f, "  family    %s: %s; %s received over the cube in a step\n", print_partition(is),
+            what, str_bytes(sum));
 }
 
 static void print_traffic_line(const Stages *all, FILE *f)
