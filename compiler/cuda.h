@@ -10,7 +10,7 @@
 
 /* What the emitted Makefile and `build` give to nvcc alike. */
 #define CUDA_FLAGS "-std=c++17 -O3"
-#define CUDA_LIBRARIES "-lcublas -lnccl -lpthread -ldl"
+#define CUDA_LIBRARIES "-lcublasLt -lcublas -lnccl -lpthread -ldl"
 
 /* Compiles c's files for GPUs and writes the folder; the exit status, errors reported. */
 int cuda_folder(Compile *c, const char *dir);

@@ -37,6 +37,7 @@ typedef struct {
     const Plan *p;                  // of the stage at hand
     const Emitted *e;
     const StageTables *s;
+    Ending *const *ends;            // by stage and step
     int stage;
     Text kernels, pieces, passes;
     Map *known, *names;             // texts of pieces; names taken
@@ -44,6 +45,7 @@ typedef struct {
     Map *arrays;                    // offsets of a stage's function, as text -> its name
     Map *bodies; VEC(const char *) functions;   // functions and tables by their text
     Numbers refs;                   // of the piece being written
+    bool *called;                   // by kernel: a row program that is called
     int *aligned;                   // by kernel: elements its operands are aligned to
     CudaRows *how;                  // by kernel
     Numbers groups;                 // of all stages: axes, rep, stages
@@ -382,11 +384,40 @@ static void gradient_pieces(Cuda *m, Text *t, const RtStep *s, const Inst *n)
     }
 }
 
-static void step(Cuda *m, Text *t, int i)
+/* A product and the row program behind it, as one call. */
+static void ended_product(Cuda *m, Text *t, int i)
+{
+    const RtStep *s = &m->s->steps.at[i], *rows = s + 1;
+    const Ending *e = &m->ends[m->stage][i];
+    const Inst *n = &m->p->insts.at[i];
+    const RtRef *out = &rows->arg[e->out];
+    text_add(t, "\n    /* with it: %s%s */\n", e->end == END_BIAS ? "+ bias" : "gelu(.. + bias)",
+             e->kept ? ", kept for the gradient: .. + bias" : "");
+    for (int k = 0; k < 2; k++)
+        waits(m, t, n[k].stream, n[k].nwaits, n[k].wait);
+    text_add(t, "    %s(c, %s, %" PRId64 ", %s,\n", e->end == END_BIAS ? "gemm_bias" : "gemm_gelu",
+             at(m, &s->a), s->a.ld, s->trans_a ? "true" : "false");
+    text_add(t, "         %s, %" PRId64 ", %s,\n", at(m, &s->b), s->b.ld,
+             s->trans_b ? "true" : "false");
+    text_add(t, "         %s,\n         %s, %" PRId64 ", ", at(m, &rows->arg[e->bias]), at(m, out),
+             out->ld);
+    if (e->kept)
+        text_add(t, "%s, %" PRId64 ", ", at(m, &s->c), s->c.ld);
+    text_add(t, "%" PRId64 ", %" PRId64 ", %" PRId64 ");\n", s->m, s->n, s->k);
+    marks(m, t, n);
+    marks(m, t, n + 1);
+}
+
+/* Returns how many steps it has written. */
+static int step(Cuda *m, Text *t, int i)
 {
     const RtStep *s = &m->s->steps.at[i];
     const Inst *n = &m->p->insts.at[i];
     comment(m, t, s, i);
+    if (m->ends[m->stage][i].end != END_NONE) {
+        ended_product(m, t, i);
+        return 2;
+    }
     needs_room(m, s, n->stream);
     waits(m, t, n->stream, n->nwaits, n->wait);
     if (i == m->p->pieced) {
@@ -407,6 +438,7 @@ static void step(Cuda *m, Text *t, int i)
         plain(m, t, s);
     }
     marks(m, t, n);
+    return 1;
 }
 
 /* ---- pieces: the steps of a turn ---------------------------------------------------------- */
@@ -436,8 +468,8 @@ static int piece_text(Cuda *m, int first, int end)
 {
     Text t = { 0 };
     m->refs.n = m->marked.n = 0;
-    for (int i = first; i < end; i++)
-        step(m, &t, i);
+    for (int i = first; i < end;)
+        i += step(m, &t, i);
     int known = map_get(m->known, t.at);
     if (known >= 0)
         return known;
@@ -567,18 +599,21 @@ static int ref_aligned(const RtRef *r, int64_t size)
     return (int)(n / size > 0 ? n / size : 1);
 }
 
-/* The least alignment of any operand in any use of each kernel. */
+/* The least alignment of any operand in any use of each kernel, and which ones are used. */
 static void find_alignment(Cuda *m)
 {
     int64_t real = m->e->stage[0].head.real_bytes;
     m->aligned = NEWN(int, m->e->specs.n + 1);
     for (int i = 0; i < m->e->specs.n; i++)
         m->aligned[i] = 8;
+    m->called = NEWN(bool, m->e->specs.n + 1);
     for (int r = 0; r < m->e->nstages; r++)
         for (int i = 0; i < m->e->stage[r].steps.n; i++) {
             const RtStep *s = &m->e->stage[r].steps.at[i];
-            if (s->kind != RT_KERNEL || m->e->specs.at[s->kernel].kind != K_ROWS)
+            if (s->kind != RT_KERNEL || m->e->specs.at[s->kernel].kind != K_ROWS ||
+                (i > 0 && m->ends[r][i - 1].end != END_NONE))
                 continue;
+            m->called[s->kernel] = true;
             for (int j = 0; j < s->nargs; j++) {
                 if (!cuda_rows_wide(m->e->specs.at[s->kernel].rows, j))
                     continue;
@@ -594,7 +629,7 @@ static void row_kernels(Cuda *m)
     m->how = NEWN(CudaRows, m->e->specs.n + 1);
     for (int i = 0; i < m->e->specs.n; i++) {
         const KernelSpec *k = &m->e->specs.at[i];
-        if (k->kind != K_ROWS)
+        if (!m->called[i])
             continue;
         m->how[i] = cuda_rows_how(k->rows, is_double, m->aligned[i]);
         cuda_rows(&m->kernels, k->rows, row_name(k), m->how[i]);
@@ -682,9 +717,9 @@ static void main_text(const Cuda *m, const StageNames *names, Text *t)
              "                                   _binary_program_tables_end, argc, argv);\n}\n");
 }
 
-void cuda_program(const Plan *p, const Emitted *e, Text *out)
+void cuda_program(const Plan *p, const Emitted *e, Ending *const *ends, Text *out)
 {
-    Cuda m = { .p = p, .e = e, .known = map_new(), .names = map_new(), .arrays = map_new(),
+    Cuda m = { .p = p, .e = e, .ends = ends, .known = map_new(), .names = map_new(), .arrays = map_new(),
                .bodies = map_new() };
     StageNames *names = NEWN(StageNames, e->nstages);
     Text tables = { 0 };

@@ -14,15 +14,26 @@ enum { CUDA_WORKERS = 256 };
  * neighbouring columns of one access, columns of a thread. */
 typedef struct { bool is_double; int group, block, vec, each; } CudaRows;
 
-/* `aligned_to`: elements to which every operand's first one is aligned. */
 /* Is the argument read or written several columns at once? */
 bool     cuda_rows_wide(const RowProg *p, int arg);
+/* `aligned_to`: elements to which every operand's first one is aligned. */
 CudaRows cuda_rows_how(const RowProg *p, bool is_double, int aligned_to);
 /* Appends one __global__ function. Column sums: a row of scratch for each block. */
 void     cuda_rows(Text *out, const RowProg *p, const char *symbol, CudaRows how);
 
+/* How cuBLASLt ends a product, so that the row program behind it is not called. */
+typedef enum { END_NONE, END_BIAS, END_GELU } EndKind;
+typedef struct {
+    EndKind end;
+    bool kept;                  // what GELU was taken of goes where the product would
+    int bias, out;              // arguments of the row program
+} Ending;
+
+/* By stage and step. Row programs that read what is kept become others of e->specs. */
+Ending **cuda_endings(const Plan *p, Emitted *e);
+
 /* The text of program.cu. */
-void     cuda_program(const Plan *p, const Emitted *e, Text *out);
+void     cuda_program(const Plan *p, const Emitted *e, Ending *const *ends, Text *out);
 
 /* emit_files.c: a file of the folder; the process ends where it cannot be written. */
 void     write_text(const char *dir, const char *name, const char *at, size_t n);

@@ -160,7 +160,7 @@ int cuda_folder(Compile *c, const char *dir)
     for (int r = 0; r < e->nstages; r++)
         e->stage[r].head.workers = 1;           // threads of a rank on the host
     Text program = { 0 };
-    cuda_program(c->plan, e, &program);
+    cuda_program(c->plan, e, cuda_endings(c->plan, e), &program);
     make_folder(dir);
     write_text(dir, "program.cu", program.at, program.n);
     write_tables(dir, e);

@@ -26,6 +26,7 @@
 #include "rope.cuh"
 #include "rows.cuh"
 
+#include <cublasLt.h>
 #include <cublas_v2.h>
 #include <math.h>
 #include <mutex>
@@ -82,6 +83,9 @@ struct Ctx {
     cudaEvent_t tail[STREAMS];          // for one stream to go on behind another
     cudaEvent_t *passed;                // by pass; NULL: nobody waits for it
     cublasHandle_t blas;
+    cublasLtHandle_t lt;
+    struct EndedProduct *ended;         // ways that were looked up, a list
+    void *lt_space; size_t lt_bytes;
     ncclComm_t world, *comm;            // by group; NULL: no member
     struct Watch *watch;                // what the device is at
     int ngroups, *group_size, *group_me;
@@ -209,58 +213,6 @@ template <typename S> __device__ __forceinline__ void narrow_store(S *p, real_of
     *p = narrow<S>(x);
 }
 
-/* ---- products: C (+)= op(A) op(B), row-major --------------------------------------------- */
-
-inline cudaDataType type_of(const float *) { return CUDA_R_32F; }
-inline cudaDataType type_of(const double *) { return CUDA_R_64F; }
-inline cudaDataType type_of(const bf16 *) { return CUDA_R_16BF; }
-
-/* cuBLAS counts columns first: it makes C^T = op(B)^T op(A)^T of what lies there. */
-template <typename A, typename B, typename C>
-inline void gemm_same(Ctx *c, const A *a, int64_t lda, bool ta, const B *b, int64_t ldb, bool tb,
-                      C *out, int64_t ldc, int64_t m, int64_t n, int64_t k, bool add)
-{
-    const double one = 1, beta = add ? 1 : 0;
-    const float one_f = 1, beta_f = add ? 1 : 0;
-    bool wide = sizeof(C) == 8;
-    const void *alpha = wide ? (const void *)&one : &one_f;
-    const void *more = wide ? (const void *)&beta : &beta_f;
-    check(c, "product", cublasGemmEx(c->blas, tb ? CUBLAS_OP_T : CUBLAS_OP_N,
-                                     ta ? CUBLAS_OP_T : CUBLAS_OP_N, (int)n, (int)m, (int)k, alpha,
-                                     b, type_of(b), (int)ldb, a, type_of(a), (int)lda, more, out,
-                                     type_of(out), (int)ldc,
-                                     wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
-                                     CUBLAS_GEMM_DEFAULT));
-}
-
-template <typename T, typename C>
-inline void gemm(Ctx *c, const T *a, int64_t lda, bool ta, const T *b, int64_t ldb, bool tb,
-                 C *out, int64_t ldc, int64_t m, int64_t n, int64_t k, bool add)
-{
-    gemm_same(c, a, lda, ta, b, ldb, tb, out, ldc, m, n, k, add);
-}
-
-/* Operands of two types: the wide one is rounded first, as the tensor cores would. */
-template <typename C>
-inline void gemm(Ctx *c, const float *a, int64_t lda, bool ta, const bf16 *b, int64_t ldb, bool tb,
-                 C *out, int64_t ldc, int64_t m, int64_t n, int64_t k, bool add)
-{
-    bf16 *x = (bf16 *)(void *)c->scratch;
-    int64_t rows = ta ? k : m, cols = ta ? m : k;
-    check(c, "conversion", move_copy(a, lda, x, cols, rows, cols, false, c->compute));
-    gemm_same(c, x, cols, ta, b, ldb, tb, out, ldc, m, n, k, add);
-}
-
-template <typename C>
-inline void gemm(Ctx *c, const bf16 *a, int64_t lda, bool ta, const float *b, int64_t ldb, bool tb,
-                 C *out, int64_t ldc, int64_t m, int64_t n, int64_t k, bool add)
-{
-    bf16 *x = (bf16 *)(void *)c->scratch;
-    int64_t rows = tb ? n : k, cols = tb ? k : n;
-    check(c, "conversion", move_copy(b, ldb, x, cols, rows, cols, false, c->compute));
-    gemm_same(c, a, lda, ta, x, cols, tb, out, ldc, m, n, k, add);
-}
-
 #include "teracube_start.cuh"
 
 /* ---- collectives and transfers ------------------------------------------------------------- */
@@ -383,6 +335,7 @@ template <typename T> inline void recv(Ctx *c, Neighbour way, T *dst, int64_t n)
 }
 
 #include "teracube_kernels.cuh"
+#include "teracube_products.cuh"
 #include "teracube_run.cuh"
 
 #endif

@@ -198,6 +198,7 @@ template <const Program *P> inline const char *device_open(const RtDeviceRank *r
     take_watch(c);
     check(c, "cuBLAS", cublasCreate(&c->blas));
     check(c, "cuBLAS", cublasSetStream(c->blas, c->compute));
+    take_products(c);
     take_memory(c);
     check(c, "scratch", cudaMalloc((void **)&c->scratch, P->scratch + 64));
     c->work_bytes = work_bytes(c);
@@ -229,6 +230,10 @@ inline void device_close(void *ctx)
         ncclCommDestroy(c->world);
     if (c->blas)
         cublasDestroy(c->blas);
+    free_ended(c);
+    if (c->lt)
+        cublasLtDestroy(c->lt);
+    cudaFree(c->lt_space);
     cudaFree(c->block);
     cudaFree(c->scratch);
     cudaFree(c->work);

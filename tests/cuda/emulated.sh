@@ -103,7 +103,7 @@ one() { # NAME PRECISION MODEL SETTING...
     passed=$((passed + 1))
 }
 
-sanitized="parallel-312:asan cube:check slices:check"
+sanitized="parallel-312:asan cube:check slices:check ends:check"
 few() {
     one one fp64 "$tiny"
     one cube fp64 "$tiny" plan.cube=[2,2,2] plan.prefetch=1
@@ -118,6 +118,8 @@ few() {
     one exchange-bf16 bf16 "$tiny" plan.cube=[2,2,1] plan.attention=exchange
     one fp32 fp32 "$llama" plan.cube=[1,2,1]
     one bf16 bf16 "$llama" plan.cube=[1,2,2]
+    one ends fp32 "$tiny" plan.cube=[1,2,1]
+    one ends-again bf16 "$tiny" model.hidden=20 plan.recompute=full
     one bf16-slices bf16 "$tiny" plan.pipeline=2 plan.microbatch=2 "plan.slices=[12,8,4]"
 }
 

@@ -502,15 +502,30 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     return CUBLAS_STATUS_SUCCESS;
 }
 
+// With an epilogue: not of doubles; an auxiliary matrix and 16-bit operands by eights.
+static bool lt_can(cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                   cublasLtMatrixLayout_t out)
+{
+    bool aux = (d->epilogue & CUBLASLT_EPILOGUE_GELU_AUX) == CUBLASLT_EPILOGUE_GELU_AUX;
+    if (d->epilogue == CUBLASLT_EPILOGUE_DEFAULT)
+        return true;
+    if (out->type == CUDA_R_64F || (aux && (d->aux_ld % 8 || (uintptr_t)d->aux % 16)))
+        return false;
+    return out->type != CUDA_R_16BF || (a->ld % 8 == 0 && b->ld % 8 == 0 && out->ld % 8 == 0);
+}
+
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
     cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out,
     cublasLtMatmulPreference_t p, int wanted, cublasLtMatmulHeuristicResult_t *results,
     int *found)
 {
-    (void)h, (void)d, (void)a, (void)b, (void)c, (void)out;
+    (void)h, (void)c;
     if (wanted < 1)
         return CUBLAS_STATUS_INVALID_VALUE;
+    *found = 0;
+    if (!lt_can(d, a, b, out))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     memset(results, 0, sizeof *results);
     results->workspaceSize = std::min<size_t>(p ? p->workspace : 0, 65536);
     *found = 1;
@@ -535,7 +550,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
         return CUBLAS_STATUS_NOT_INITIALIZED;
     const int all = CUBLASLT_EPILOGUE_DEFAULT | CUBLASLT_EPILOGUE_RELU_BIAS |
         CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-    if (d->epilogue & ~all)
+    if (d->epilogue & ~all || !lt_can(d, la, lb, lout))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     Product q = {};
     q.ta = d->ta != CUBLAS_OP_N;
