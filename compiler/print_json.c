@@ -8,6 +8,7 @@
  */
 #include "json.h"
 #include "print.h"
+#include "residual.h"
 
 static void axes(Json *j, const char *name, const Plan *p, Axes a, int rep)
 {
@@ -137,7 +138,8 @@ void print_json_predicted(Json *j, const Plan *p)
     } else
         for (int i = 0; i < 5; i++)
             json_null(j, figure[i]);
-    json_null(j, "error");
+    const Residual *off = q ? residual_of(p) : NULL;
+    json_real(j, "error", off ? off->error : NAN);
     json_begin(j, "breakdown_s", '{');
     for (int i = 0; i < PARTS; i++)
         if (q)

@@ -4,6 +4,7 @@
  * search (--explain slice) and the step tables (--explain schedule).
  */
 #include "print.h"
+#include "residual.h"
 
 void print_heading(FILE *f, const char *title)
 {
@@ -32,6 +33,17 @@ void print_feed(const Pipeline *q, FILE *f)
             schedule_word[t->kind]);
 }
 
+/* How far these prices were off on published runs of other programs. */
+static void print_error(const Plan *p, FILE *f)
+{
+    const Residual *r = residual_of(p);
+    if (r)
+        fprintf(f, "  error     %.0f %% (bias %+.0f %%) was the mean of %d published runs: %s, %s, "
+                "about %s billion parameters; this program was never measured\n",
+                100 * r->error, 100 * r->bias, r->rows, r->set, family_word[r->family],
+                str_fmt(r->parameters < 1e10 ? "%.1f" : "%.0f", r->parameters / 1e9));
+}
+
 void print_step(const Pipeline *q, FILE *f)
 {
     const Estimate *e = q->closed;
@@ -45,6 +57,7 @@ void print_step(const Pipeline *q, FILE *f)
                 plural(plan_ranks(q->plan), "rank"),
                 w->workers > 1 ? str_fmt(" of %d threads", w->workers) : "",
                 plural(w->cores, "core"), w->cores);
+    print_error(q->plan, f);
     if (q->P == 1)
         return;
     fprintf(f, "  simulated %s %s; %s by m sum t + (P-1) max t\n", str_seconds(q->sim.step_s),

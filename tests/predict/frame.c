@@ -216,6 +216,13 @@ static double layer_parameters(const Build *b)
     return s->hidden * (qkv(b) * b->l->tp + s->hidden + up * s->ffn) / b->l->tp + 13 * s->hidden;
 }
 
+double shape_parameters(const Shape *s)
+{
+    double attention = s->hidden * s->hidden * (2 + 2 * s->kv_heads / s->heads);
+    return s->layers * (attention + (s->gated ? 3 : 2) * s->hidden * s->ffn) +
+           s->vocab * s->hidden * (s->tied ? 1 : 2);
+}
+
 /* Bytes of one layer kept for the backward pass of one microbatch. */
 static double layer_kept(const Build *b)
 {

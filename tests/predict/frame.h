@@ -56,6 +56,7 @@ typedef struct {
     double static_bytes, activation_bytes, peak_bytes;
 } Frame;
 
+double shape_parameters(const Shape *s);
 /* w: prices of 16-bit numbers; w8: the same with the matrix rate of 8 bits. */
 Frame frame_of(const Prices *w, const Prices *w8, const Shape *s, const Way *l,
                const Manner *how);

@@ -4,11 +4,12 @@
  *     predict FOLDER                the table of residuals
  *     predict FOLDER --rows WORD    each row of the sets whose names contain the word
  *     predict FOLDER --left-out     what cannot be compared, by reason
- *     predict FOLDER --table        the table as C, for compiler/residuals.c
+ *     predict FOLDER --table        the table as C, for compiler/residual_table.c
  *     predict FOLDER --fit ARCH     constants of an architecture, fitted on rows for that
  *
  * Run from the top of the tree: clusters are read from examples/clusters.
  */
+#include "residual.h"
 #include "rows.h"
 
 #include <dirent.h>
@@ -251,6 +252,38 @@ static void print_table(const Rows *rows)
     }
 }
 
+/* The table of compiler/residual_table.c: sets with rows that nothing was fitted on. */
+static void print_c(const Rows *rows)
+{
+    static const char *const family[] = { "FAMILY_TENSOR", "FAMILY_SHARDED", "FAMILY_SLICES" };
+    Words names = set_names(rows);
+    int n = 0;
+    printf("/* residual_table.c - written by `make predict-table`; see residual.h. */\n"
+           "#include \"residual.h\"\n\nconst Residual residuals[] = {\n");
+    for (int k = 0; k < names.n; k++) {
+        Set s = set_of(rows, names.at[k]);
+        double size = 0, devices = 0, count[3] = { 0 };
+        const char *arch = "";
+        for (int i = 0; i < rows->n; i++) {
+            const Row *r = &rows->at[i];
+            const Way *l = &r->layout;
+            if (r->set != s.name || r->why_not || r->seen != SEEN_STEP || r->trains)
+                continue;
+            size += log(shape_parameters(&r->shape)) / s.rows;
+            devices += log(l->gpus) / s.rows;
+            count[r->how->gpipe ? 2 : l->zero >= 3 && l->tp <= 1]++;
+            arch = machine_of(r->machine)->arch;
+        }
+        if (s.rows < 4)             // TUNING: fewer say little
+            continue;
+        int most = count[2] > count[0] && count[2] > count[1] ? 2 : count[1] > count[0];
+        printf("    { \"%s\", \"%s\", %s,\n      %d, %.3f, %.3f, %.3g, %.3g },\n", s.name, arch,
+               family[most], s.rows, s.error, s.bias, exp(size), exp(devices));
+        n++;
+    }
+    printf("};\nconst int nresiduals = %d;\n", n);
+}
+
 static void print_rows(const Rows *rows, const char *word)
 {
     for (int i = 0; i < rows->n; i++) {
@@ -263,6 +296,37 @@ static void print_rows(const Rows *rows, const char *word)
                r->shape.seq, l->tp, l->pp, l->vp, l->dp, l->zero, l->micro, l->batch,
                r->how->name, l->again, r->seen, r->measured, r->predicted,
                100 * (r->predicted / r->measured - 1));
+    }
+}
+
+/* Under the table: what is not in it, by file and reason, and the lines. */
+static void print_reasons(const Rows *rows)
+{
+    bool *done = NEWN(bool, rows->n);
+    puts("\nnot compared: rows, why, lines");
+    for (int i = 0; i < rows->n; i++) {
+        const Row *a = &rows->at[i];
+        const char *why = a->why_not ? str_of(a->why_not, strcspn(a->why_not, "0123456789")) : "";
+        Text lines = { 0 };
+        int n = 0, runs = 0, last = -1;
+        for (int j = i; j < rows->n && a->why_not && !done[i]; j++) {
+            const Row *r = &rows->at[j];
+            if (j > i && (done[j] || !r->why_not || strcmp(r->file, a->file) != 0 ||
+                          strncmp(r->why_not, why, strlen(why)) != 0))
+                continue;
+            n++;
+            done[j] |= j > i;
+            if (r->line == last || r->line == last + 1) {
+                last = r->line;
+                continue;
+            }
+            if (runs++ < 12)
+                text_add(&lines, "%s%d..", runs > 1 ? " " : "", r->line);
+            last = r->line;
+        }
+        if (n > 0)
+            printf("  %5d  %s: %s: from lines %s%s\n", n, a->file, why, str_of(lines.at, lines.n),
+                   runs > 12 ? " and more (--left-out)" : "");
     }
 }
 
@@ -403,7 +467,7 @@ int main(int argc, char **argv)
 {
     Rows rows = { 0 };
     if (argc < 2)
-        die(EXIT_USAGE, "usage: predict FOLDER [--rows WORD | --left-out | --fit ARCH]");
+        die(EXIT_USAGE, "usage: predict FOLDER [--rows WORD | --left-out | --table | --fit ARCH]");
     read_folder(&rows, argv[1]);
     drop_repeated(&rows);
     const char *what = argc > 2 ? argv[2] : "", *word = argc > 3 ? argv[3] : "";
@@ -416,7 +480,11 @@ int main(int argc, char **argv)
         print_rows(&rows, word);
     else if (strcmp(what, "--left-out") == 0)
         print_left_out(&rows);
-    else
+    else if (strcmp(what, "--table") == 0)
+        print_c(&rows);
+    else {
         print_table(&rows);
+        print_reasons(&rows);
+    }
     return 0;
 }

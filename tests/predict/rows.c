@@ -439,7 +439,7 @@ void rows_read(Rows *rows, const char *path)
         const char *cannot = measured(&r, &c);
         if (r.why_not == NULL)
             r.why_not = cannot;
-        bool given = has(text(&c, "notes"), "scheme PTD") || r.seen == SEEN_FORWARD ||
+        bool given = has(text(&c, "notes"), "Table 2, scheme") || r.seen == SEEN_FORWARD ||
                      r.seen == SEEN_BACKWARD;
         r.trains = given || s->split == 1 || (s->split > 1 && data / 2 % (int)s->split == 1);
         data++;

@@ -1,0 +1,27 @@
+# The model over published rows: within its gates, and the committed summary is fresh.
+predict=$(dirname "$TERACUBE")/predict/predict
+rows=${PUBLISHED:-../shared/published}
+[ -x "$predict" ] || { echo "no $predict: make check builds it"; exit 77; }
+[ -d "$rows" ] || { echo "no folder $rows with published rows"; exit 77; }
+passed=0 failed=0
+ok() { passed=$((passed + 1)); }
+fail() { failed=$((failed + 1)); echo "FAIL $*"; }
+"$predict" "$rows" > "$WORK/table" || exit 1
+# gate SET PER-CENT: mean absolute error of rows that no constant was fitted on
+gate() {
+    error=$(sed -n "s/^$1  *[0-9][0-9]* *\([0-9.]*\)%.*/\1/p" "$WORK/table")
+    [ -n "$error" ] || { echo "$1: no rows here"; return; }
+    if awk "BEGIN { exit !($error <= $2) }"; then ok; else fail "$1: $error % > $2 %"; fi
+}
+gate 'narayanan_sc21 A100' 7
+gate 'korthikanti_2205_05198 A100' 7
+gate 'vtrain_ground_truth_multi A100' 12
+gate 'vtrain_ground_truth_single A100' 9
+gate 'llm_foundry_mpt A100' 12
+gate 'terapipe_icml21 V100' 25
+gate 'alpa_osdi22 V100, ablation' 20
+"$predict" "$rows" --table > "$WORK/table.c"
+if cmp -s "$WORK/table.c" compiler/residual_table.c; then ok
+else fail "compiler/residual_table.c is stale: make predict-table"; fi
+echo "$passed passed, $failed failed, 0 skipped"
+[ $failed = 0 ]
