@@ -81,7 +81,8 @@ static void sum_over_tp(const Build *b, Work *k)
     double t = b->l->tp, part = b->N * b->s->hidden * 2 * (t - 1) / t;
     if (t <= 1)
         return;
-    k->kernels += b->l->sp ? 2 : 1;
+    /* its launch, and the slowest of the ranks' hosts: later by one more at each doubling */
+    k->kernels += log2(t) * (b->l->sp ? 2 : 1);
     k->wire += b->l->sp ? 2 * price_collective(b->w, &b->tp, RING_GATHER, 1, part)
                         : price_collective(b->w, &b->tp, RING_ALL, 1, 2 * part);
 }
