@@ -44,8 +44,8 @@ typedef struct {
     double host;                    // seconds to start a kernel; 0: the device never waits
     double sums;                    // bytes moved per parameter to add up microbatches
     double grad;                    // bytes of a reduced gradient
-    double logit;                   // bytes moved per logit by the loss, both ways
-    double state;                   // bytes kept per parameter: weights, master, moments
+    double logit, held;             // bytes moved per logit by the loss, both ways; held at once
+    bool whole;                     // all gradients exist before they are reduced
     double update;                  // bytes the optimizer moves per parameter
 } Manner;
 extern const Manner megatron, megatron_fp16, deepspeed, fsdp, fsdp_fp32, titan, titan_compiled,

@@ -72,7 +72,7 @@ static const Source sources[] = {
     { "torchtitan", &titan, 128256, AGAIN_HALF, 2 },
     { "alpa", &alpa, 51200, AGAIN_FULL, 0 },
     { "terapipe", &terapipe, 50257, AGAIN_NONE, 0 },
-    { "megatron_functional", &megatron, 0, AGAIN_NONE, 0 },
+    { "megatron_functional", &megatron, 50304, AGAIN_NONE, 0 },
     { "", &megatron, 51200, AGAIN_NONE, 0 },
 };
 
@@ -179,6 +179,8 @@ static const char *measured(Row *r, const Cells *c)
         r->seen = SEEN_BACKWARD, r->measured = v * second;
     else if (has(metric, "memory_params"))
         r->seen = SEEN_STATIC, r->measured = v * 1073741824;
+    else if (has(metric, "mem-allocated"))
+        r->seen = SEEN_STATIC, r->measured = v;
     else if (has(metric, "memory_activations"))
         r->seen = SEEN_KEPT, r->measured = v * 1073741824;
     else if ((has(metric, "peak") && has(metric, "mem")) || has(metric, "mem-max"))

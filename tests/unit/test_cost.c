@@ -147,6 +147,47 @@ Test(cost, groups_on_nodes)
     cr_assert_float_eq(transfer(d, 1, false, 1e6), r->call + 50e-6 + 4e6 / 2.5e9 / r->send, 1e-9);
 }
 
+/* Blocks of results: parts never cost less than the whole, rows of odd length cost more. */
+Test(cost, products_in_blocks)
+{
+    Prices w = { .matrix = 312e12, .memory = 2e12, .reach = *price_reach("sm_80") };
+    const Reach *r = &w.reach;
+    double full = 108 * 128.0 * 128, k = 4096;      // results of one wave
+    double wave = full * 2 * (k + r->deep) / (w.matrix * r->top);
+    double stored = price_bytes(&w, 2 * full);
+    cr_assert_float_eq(price_products(&w, 1, 128 * 12, 128 * 9, k, 2),
+                       wave * (1 + r->tail) + stored, 1e-9);
+    double last = 0;
+    for (int m = 64; m <= 8192; m += 192) {
+        double now = price_products(&w, 1, m, 3000, 1024, 2);
+        cr_assert_geq(now, last);
+        cr_assert_geq(price_products(&w, 1, m, 3000, 1024, 2) +
+                      price_products(&w, 1, 500, 3000, 1024, 2),
+                      price_products(&w, 1, m + 500, 3000, 1024, 2));
+        last = now;
+    }
+    double even = price_products(&w, 1, 4096, 50304, 2048, 2);
+    double odd = price_products(&w, 1, 4096, 50257, 2048, 2);
+    cr_assert_gt(odd, 1.8 * even);
+    cr_assert_null(price_reach("none such")->arch);
+}
+
+/* Small sums over many nodes go up and down a tree; large ones are as long as a ring. */
+Test(cost, trees_over_nodes)
+{
+    Prices w = { .link = 300e9, .link_alpha = 3e-6, .port = 25e9, .port_alpha = 8e-6, .ports = 8,
+                 .per_node = 8, .nodes = 64, .reach = *price_reach("sm_80") };
+    Mesh m = { .size = { 1, 512, 1, 1, 1 }, .stride = { 512, 1, 1, 1, 1 }, .ranks = 512 };
+    Group g = price_group(&w, &m, AX_DATA);
+    double call = w.reach.call;
+    cr_assert_eq(g.nodes, 64);
+    cr_assert_float_eq(price_collective(&w, &g, RING_ALL, 1, 0), call + 2 * (7 * 3e-6 + 6 * 8e-6),
+                       1e-12);
+    cr_assert_float_eq(price_collective(&w, &g, RING_GATHER, 1, 0),
+                       call + 511 * (448 * 3e-6 + 64 * 8e-6) / 512, 1e-9);
+    cr_assert_float_eq(g.rate, 8 * 25e9 * w.reach.port, 1);
+}
+
 /* Longer slices and longer contexts never cost less; the pieces of one cost more. */
 Test(cost, time_grows)
 {
