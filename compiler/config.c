@@ -275,7 +275,7 @@ static void read_node(void *into, const Entry *entry)
         c->per_node.v = 1;
 }
 
-/* What is slower than a telephone line, or late by a second, is a slip: MB/s for GB/s, s for us. */
+/* Slower than a telephone line, or late by a second: a slip, MB/s for GB/s or s for us. */
 static const double MODEM = 56e3 / 8, LATE_S = 1;
 
 static void check_pair(const char *name, const Num *rate, const Num *latency)
@@ -286,8 +286,8 @@ static void check_pair(const char *name, const Num *rate, const Num *latency)
         diag_hint("data sheets have GB/s of one direction, such as 25 GB/s");
     }
     if (latency->set && latency->v > LATE_S) {
-        diag_error(latency->loc, "value-range", "a latency of %s makes no sense for `%s`: at most %s",
-                   str_seconds(latency->v), name, str_seconds(LATE_S));
+        diag_error(latency->loc, "value-range", "a latency of %s makes no sense for `%s`: at most "
+                   "%s", str_seconds(latency->v), name, str_seconds(LATE_S));
         diag_hint("messages take microseconds, such as 8 us");
     }
 }
@@ -811,6 +811,33 @@ static void choose_plans(Config *c, const Choice *plan)
     }
 }
 
+/* The rates of a cluster's device have to be of such devices, in such nodes. */
+static void check_rates(const Config *c)
+{
+    const Cluster *k = &c->cluster;
+    const Device *d = c->has_cluster && k->device >= 0 ? &c->devices.at[k->device] : NULL;
+    const Profile *f = d ? d->rates : NULL;
+    bool gpu = d && d->arch.v && strncmp(d->arch.v, "sm_", 3) == 0;
+
+    if (f == NULL)
+        return;
+    if (gpu != f->is_device && d->arch.v) {
+        diag_error(d->profile.loc, "profile-machine", "the profile is of %s, %s",
+                   f->is_device ? "GPUs" : "processors", f->cpu);
+        diag_note(d->arch.loc, "arch = %s stands here", d->arch.v);
+    } else if (f->cluster && f->per_node != (int)k->per_node.v) {
+        diag_error(d->profile.loc, "profile-cluster", "the profile is of %s, nodes of %s; those "
+                   "of %s have %d", f->cluster, plural(f->per_node, "device"), k->name,
+                   (int)k->per_node.v);
+        diag_note(k->per_node.loc, "its nodes stand here");
+        diag_hint("measure it: teracube profile FILE --target %s -o DIR", gpu ? "cuda" : "cpu");
+    } else if (f->cluster && f->nodes < (int)k->nodes.v) {
+        diag_warning(d->profile.loc, "profile-cluster", "%s were measured; groups in more of the %d "
+                     "of %s are priced like those", plural(f->nodes, "node"), (int)k->nodes.v,
+                     k->name);
+    }
+}
+
 /*
  * The rates of this machine: without a cluster, of the devices with a profile the one that
  * is of this machine. A cluster of `arch = cpu` is made of this machine's cores too.
@@ -830,8 +857,7 @@ static void find_here(Config *c)
         const Device *d = &c->devices.at[i];
         Profile here = profile_here();
         first = first || !d->rates ? first : d;
-        if (d->rates && !c->here && strcmp(d->rates->cpu, here.cpu) == 0 &&
-            strcmp(d->rates->isa, here.isa) == 0 && d->rates->cores == here.cores)
+        if (d->rates && !c->here && profile_same(d->rates, &here))
             c->here = d->rates;
     }
     if (first && !c->here)
@@ -865,6 +891,7 @@ static void read_all(Config *c, const Choice *plan, const Choice *cluster, bool 
         }
     }
     choose_plans(c, plan);
+    check_rates(c);
     find_here(c);
 }
 

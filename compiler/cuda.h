@@ -15,6 +15,9 @@
 /* Compiles c's files for GPUs and writes the folder; the exit status, errors reported. */
 int cuda_folder(Compile *c, const char *dir);
 
+/* The folder is made where it is not there; the process ends where that fails. */
+void folder_make(const char *dir);
+
 /* --arch, else what the device of the cluster says, else NULL. */
 const char *cuda_arch(const Compile *c);
 #define CUDA_ARCH_DEFAULT "sm_90"

@@ -37,7 +37,7 @@ void write_text(const char *dir, const char *name, const char *at, size_t n)
     close_file(f, dir, name);
 }
 
-static void make_folder(const char *dir)
+void folder_make(const char *dir)
 {
     struct stat st;
     if (mkdir(dir, 0777) != 0 && errno != EEXIST)
@@ -161,7 +161,7 @@ int cuda_folder(Compile *c, const char *dir)
         e->stage[r].head.workers = 1;           // threads of a rank on the host
     Text program = { 0 };
     cuda_program(c->plan, e, cuda_endings(c->plan, e), &program);
-    make_folder(dir);
+    folder_make(dir);
     write_text(dir, "program.cu", program.at, program.n);
     write_tables(dir, e);
     write_makefile(dir, c);

@@ -189,7 +189,7 @@ static const Command commands[] = {
     { "build",  command_build,  "an executable (--target cpu|cuda -o EXE)" },
     { "diff",   command_diff,   "two plans side by side: A B, or -- between sides (--json)" },
     { "compare", command_compare, "predicted against a run: FILE... its log, trace or both" },
-    { "profile", command_profile, "measure this machine (-o F; --quick; FILE: its turn too)" },
+    { "profile", command_profile, "measure this machine (-o F); a cluster (FILE --target T -o DIR)" },
 };
 enum { NCOMMANDS = sizeof commands / sizeof *commands };
 
@@ -263,8 +263,8 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
         { "--quick", &o->is_quick, NULL, "profile" },
         { "-d", NULL, &o->dump, NULL },         { "--stop", NULL, &o->stop, NULL },
         { "--explain", NULL, &o->explain, "plan,simulate" },
-        { "--target", NULL, &o->target, "build,emit,run,tune" },
-        { "--arch", NULL, &o->arch, "build,emit,run" },
+        { "--target", NULL, &o->target, "build,emit,run,tune,profile" },
+        { "--arch", NULL, &o->arch, "build,emit,run,profile" },
         { "-o", NULL, &o->output, "build,emit,profile,tune" },
         { "--load", NULL, &o->load, "run" },    { "--save", NULL, &o->save, "run" },
         { "--resume", NULL, &o->resume, "run" },

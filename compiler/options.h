@@ -44,6 +44,9 @@ bool compile_priced(Compile *c);
 bool whatif_asked(const Options *o);
 void whatif_print(Compile *c, const Pipeline *q, FILE *f);
 
+/* profile --target cuda|cpu: a program that measures the cluster; profile_emit.c */
+int profile_emit(Compile *c);
+
 /* The commands; each returns the exit status. */
 int command_check(Compile *c);
 int command_plan(Compile *c);

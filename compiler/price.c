@@ -103,6 +103,33 @@ static void use_profile(Prices *w, const Profile *f, const Plan *p)
     }
 }
 
+/* A GPU's: all of it is one rank's. The data sheet's matrix rate stays what mfu is measured by. */
+static void use_device(Prices *w, const Device *d, int precision)
+{
+    const Profile *f = d->rates;
+    double alpha, rate;
+    w->profile = f;
+    w->at_work = 1;
+    w->memory = f->streams.at[f->streams.n - 1].rate[0];
+    w->launch = f->step[0];
+    if (!d->matrix.set)
+        w->matrix = profile_peak(f, precision, 1);
+    w->reach.call = 0;                  // is in what was measured
+    for (int nodes = 1; nodes <= 2; nodes++)
+        if (profile_group(f, RING_SEND, 2, 1, nodes, 1, &alpha, &rate)) {
+            *(nodes == 1 ? &w->link_alpha : &w->port_alpha) = alpha;
+            *(nodes == 1 ? &w->link : &w->port) = rate;
+        }
+    w->reach.send = w->reach.port = 1;
+    w->reach.link[0] = w->reach.link[1] = w->reach.link[2] = 1;
+}
+
+/* Of profile.h, by the plan's. */
+static int profiled_precision(const Profile *f, int bytes)
+{
+    return bytes > 4 ? 1 : bytes < 4 && f->is_device ? 2 : 0;   // cores store 16 bits, no more
+}
+
 const Reach *price_reach(const char *arch)
 {
     const Reach *r = reached;
@@ -148,7 +175,10 @@ Prices price_list(const Plan *p)
         w.spine = num_or(k->spine_rate, w.port);
         w.spine_alpha = num_or(k->spine_latency, w.port_alpha);
     }
-    if (d->rates)
+    if (d->rates && d->rates->is_device)
+        use_device(&w, d, profiled_precision(d->rates, p->is.precision == PREC_FP64 ? 8 :
+                                             p->is.precision == PREC_FP32 ? 4 : 2));
+    else if (d->rates)
         use_profile(&w, d->rates, p);
     return w;
 }
@@ -184,20 +214,44 @@ static double link_rate(const Prices *w, int n)
     return w->link * w->reach.link[n <= 2 ? 0 : n <= 4 ? 1 : 2];
 }
 
+/* As measured on the cluster; false: nothing like it was. */
+static bool measured_group(const Prices *w, int stride, int here, Group *g)
+{
+    const Profile *f = w->profile;
+    int steps = g->size - 1, sharing = w->per_node / here;
+    sharing = sharing > 0 ? sharing : 1;
+    if (f == NULL || g->size < 2 ||
+        !profile_group(f, RING_GATHER, g->size, stride, g->nodes, sharing, &g->alpha, &g->rate))
+        return false;
+    if (profile_group(f, RING_SUM, g->size, stride, g->nodes, sharing, &g->sum_alpha,
+                      &g->sum_rate))
+        g->sum_alpha /= steps;
+    if (profile_group(f, RING_ALL, g->size, stride, g->nodes, sharing, &g->all_alpha,
+                      &g->all_rate))
+        g->all_alpha /= 2 * steps;
+    g->alpha /= steps;
+    g->tree = HUGE_VAL;
+    return true;
+}
+
 /* Members of the group of rank 0, and how the nodes lie under them. */
 Group price_group(const Prices *w, const Mesh *m, Axes axes)
 {
     static const Axes of[MESH_AXES] = { 0, AX_DATA, AX_X, AX_YK, AX_Z };
     Group g = { .size = 1, .nodes = 1, .alpha = w->link_alpha, .call = w->reach.call };
     int reach = 0, here = 0;            // farthest member; members in the first node
+    int stride = m->ranks;              // from a member to the next
     for (int i = 0; i < MESH_AXES; i++)
         if (axes & of[i]) {
+            stride = m->size[i] > 1 && m->stride[i] < stride ? m->stride[i] : stride;
             g.size *= m->size[i];
             reach += (m->size[i] - 1) * m->stride[i];
         }
     g.rate = link_rate(w, g.size);
     if (reach < w->per_node) {
         double steps = g.size > 1 ? g.size - 1 : 1;
+        if (measured_group(w, stride, g.size, &g))
+            return g;
         if (w->profile && g.size > 1) {
             if (profile_ring(w->profile, RING_GATHER, g.size, w->ranks, &g.alpha, &g.rate))
                 g.alpha /= steps;
@@ -225,6 +279,7 @@ Group price_group(const Prices *w, const Mesh *m, Axes axes)
     double far = spine ? w->spine_alpha : w->port_alpha;
     g.alpha = w->link_alpha + (far - w->link_alpha) * g.nodes / g.size;
     g.tree = (here - 1) * w->link_alpha + ceil(log2(g.nodes)) * far;
+    measured_group(w, stride, here, &g);
     return g;
 }
 
@@ -235,7 +290,8 @@ static double measured_product(const Prices *w, ProductForm form, double m, doub
                                double e)
 {
     *(m >= n ? &m : &n) /= w->workers;
-    return profile_product(w->profile, e > 4, form, m, n, k, w->at_work);
+    return profile_product(w->profile, profiled_precision(w->profile, (int)e), form, m, n, k,
+                           w->at_work);
 }
 
 /* Seconds of `count` products on a device that makes its results in blocks, as many at a
@@ -296,6 +352,8 @@ double price_collective(const Prices *w, const Group *g, RingKind kind, double c
         return 0;
     if (kind == RING_ALL && g->crosses && calls * 2 * g->tree < wait)
         wait = calls * 2 * g->tree;
+    if (kind == RING_ALL && g->all_rate > 0)
+        return start + steps * g->all_alpha + bytes / g->all_rate;
     double moves = start + wait + bytes / g->rate;
     double sums = g->sum_rate > 0 ? start + steps * g->sum_alpha + bytes / g->sum_rate : moves;
     return kind == RING_GATHER ? moves : kind == RING_SUM ? sums : (moves + sums) / 2;

@@ -52,11 +52,11 @@ typedef struct {
 enum { MESH_STAGE, MESH_DATA, MESH_X, MESH_Y, MESH_Z, MESH_AXES };
 typedef struct { int size[MESH_AXES], stride[MESH_AXES], ranks; } Mesh;
 
-/* Axes that collectives run over, as seen by the network. sum_*: of those that add up,
- * where they were measured (else 0: as the others). */
+/* Axes that collectives run over, as seen by the network. sum_*, all_*: of those that
+ * scatter sums, of all-reduces, where they were measured (else 0: as the others). */
 typedef struct {
     int size, nodes; bool crosses;  // nodes: that it has members in
-    double rate, alpha, sum_rate, sum_alpha;
+    double rate, alpha, sum_rate, sum_alpha, all_rate, all_alpha;
     double call, tree;              // seconds of a call; of a tree's way up, across nodes
 } Group;
 

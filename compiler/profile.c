@@ -403,6 +403,8 @@ static void write_profile(const Profile *p, const char *path)
 int command_profile(Compile *c)
 {
     const Effort *e = c->o->is_quick ? &quick : &full;
+    if (c->o->target)
+        return profile_emit(c);
     if (c->o->output == NULL)
         die(EXIT_USAGE, "profile needs -o F, the file to write");
     use_this_machine(c);

@@ -6,76 +6,38 @@
  * missing. The checksum is looked at last: a line that makes no sense is the better message.
  */
 #include <errno.h>
-#include <sched.h>
 #include <sys/stat.h>
-#include <sys/utsname.h>
 
+#include "measure.h"
 #include "profile.h"
 
 const char *const form_word[FORMS] = { "nn", "nt", "tn" };
 const char *const ring_word[RINGS] = { "all_gather", "reduce_scatter", "all_reduce",
                                          "send" };
-static const char *const precision_word[2] = { "fp32", "fp64" };
+static const char *const precision_word[PROFILE_PRECISIONS] = { "fp32", "fp64", "bf16" };
 static const char *const side_word[2] = { "forward", "backward" };
 static const char MAGIC[] = "teracube-profile", CHECKSUM[] = "checksum ";
 enum { WORDS = 12, FILE_MOST = 4 << 20 };
 
 /* ---- this machine ---------------------------------------------------------------- */
 
-int machine_cores(void)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
-static const char *cpu_name(void)
-{
-    FILE *f = fopen("/proc/cpuinfo", "r");
-    char line[512];
-    const char *name = NULL;
-    while (f && name == NULL && fgets(line, sizeof line, f)) {
-        char *value = strchr(line, ':');
-        if (value == NULL || strncmp(line, "model name", 10) != 0)
-            continue;
-        value += 1 + strspn(value + 1, " \t");
-        value[strcspn(value, "\n")] = 0;
-        if (*value)
-            name = str(value);
-    }
-    if (f)
-        fclose(f);
-    struct utsname u;
-    return name ? name : uname(&u) == 0 ? str(u.machine) : "unknown";
-}
-
-static const char *isa_words(void)
-{
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"))
-        return "x86-64 avx512";
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return "x86-64 avx2 fma";
-    return "x86-64";
-#elif defined(__aarch64__)
-    return "aarch64";
-#else
-    return "other";
-#endif
-}
+int machine_cores(void) { return rt_measure_cores(); }
 
 Profile profile_here(void)
 {
-    return (Profile){ .cpu = cpu_name(), .isa = isa_words(), .blas = "",
+    char cpu[RT_CPU_NAME];
+    rt_measure_cpu(cpu);
+    return (Profile){ .cpu = str(cpu), .isa = rt_measure_isa(), .blas = "",
                       .cores = machine_cores() };
 }
 
 /* ---- writing --------------------------------------------------------------------- */
 
-static void product_lines(const ProductGrid *g, bool is_double, int form, Text *out)
+static void product_lines(const ProductGrid *g, int precision, int form, int crowds, Text *out)
 {
-    for (int busy = 0; busy < 2; busy++)
+    for (int busy = 0; busy < crowds; busy++)
         for (int i = 0; i < g->nm * g->nn * g->nk; i++)
-            text_add(out, "product %s %s %s %g %g %g %.5g\n", precision_word[is_double],
+            text_add(out, "product %s %s %s %g %g %g %.5g\n", precision_word[precision],
                      form_word[form], busy ? "busy" : "alone", g->m[i / g->nk / g->nn],
                      g->n[i / g->nk % g->nn], g->k[i % g->nk], g->flops[busy][i]);
 }
@@ -96,26 +58,36 @@ static void turn_lines(const TurnRate *t, Text *out)
     }
 }
 
+static void ring_lines(const RingRate *r, Text *out)
+{
+    if (r->stride)
+        text_add(out, "group %s %d %d %d %d", ring_word[r->kind], r->group, r->stride, r->nodes,
+                 r->sharing);
+    else
+        text_add(out, "ring %s %d %d", ring_word[r->kind], r->group, r->ranks);
+    text_add(out, " %.5g %.5g %.4g %.4g\n", r->alpha, r->rate, r->mean, r->worst);
+    for (int k = 0; k < r->points.n; k++)
+        text_add(out, "ring_point %.0f %.5g\n", r->points.at[k].bytes, r->points.at[k].seconds);
+}
+
 void profile_text(const Profile *p, Text *out)
 {
     text_add(out, "%s %d\n", MAGIC, PROFILE_VERSION);
-    text_add(out, "cpu %s\ncores %d\nisa %s\nmemory %.0f\nload %.2f\nblas %s\n", p->cpu, p->cores,
-             p->isa, p->memory, p->load, p->blas);
+    text_add(out, "%s %s\ncores %d\n", p->is_device ? "device" : "cpu", p->cpu, p->cores);
+    if (p->isa)
+        text_add(out, "isa %s\n", p->isa);
+    text_add(out, "memory %.0f\nload %.2f\nblas %s\n", p->memory, p->load, p->blas);
+    if (p->cluster)
+        text_add(out, "cluster %d %d %d %s\n", p->nodes, p->per_node, p->ports, p->cluster);
     text_add(out, "step %.4g %.4g\n", p->step[0], p->step[1]);
-    for (int d = 0; d < 2; d++)
+    for (int d = 0; d < PROFILE_PRECISIONS; d++)
         for (int form = 0; form < FORMS; form++)
-            product_lines(&p->product[d][form], d, form, out);
+            product_lines(&p->product[d][form], d, form, p->is_device ? 1 : 2, out);
     for (int i = 0; i < p->streams.n; i++)
         text_add(out, "stream %.0f %.5g %.5g\n", p->streams.at[i].bytes,
                  p->streams.at[i].rate[0], p->streams.at[i].rate[1]);
-    for (int i = 0; i < p->rings.n; i++) {
-        const RingRate *r = &p->rings.at[i];
-        text_add(out, "ring %s %d %d %.5g %.5g %.4g %.4g\n", ring_word[r->kind], r->group,
-                 r->ranks, r->alpha, r->rate, r->mean, r->worst);
-        for (int k = 0; k < r->points.n; k++)
-            text_add(out, "ring_point %.0f %.5g\n", r->points.at[k].bytes,
-                     r->points.at[k].seconds);
-    }
+    for (int i = 0; i < p->rings.n; i++)
+        ring_lines(&p->rings.at[i], out);
     for (int i = 0; i < p->turns.n; i++)
         turn_lines(&p->turns.at[i], out);
     text_add(out, "%s%016" PRIx64 "\n", CHECKSUM, hash_bytes(out->at, out->n, 0));
@@ -129,7 +101,7 @@ typedef struct {
     const char *word[WORDS], *rest[WORDS];      // rest: from that word to the line's end
     const char *why;
     Profile *p;
-    VEC(double) product[2][FORMS][2];           // four numbers a point: m, n, k, FLOP/s
+    VEC(double) product[PROFILE_PRECISIONS][FORMS][2];  // four numbers a point: m, n, k, FLOP/s
     bool fits[2];                               // of the last turn
 } Reader;
 
@@ -202,6 +174,12 @@ static const char *line_rest(Reader *r, int i)
 }
 
 static void read_cpu(Reader *r) { r->p->cpu = line_rest(r, 1); }
+static void read_device(Reader *r)
+{
+    r->p->cpu = line_rest(r, 1);
+    r->p->is_device = true;
+}
+
 static void read_isa(Reader *r) { r->p->isa = line_rest(r, 1); }
 static void read_blas(Reader *r) { r->p->blas = line_rest(r, 1); }
 static void read_cores(Reader *r) { r->p->cores = whole(r, 1); }
@@ -214,10 +192,19 @@ static void read_step(Reader *r)
     r->p->step[1] = number(r, 2, false);
 }
 
+static void read_cluster(Reader *r)
+{
+    r->p->nodes = whole(r, 1);
+    r->p->per_node = whole(r, 2);
+    r->p->ports = whole(r, 3);
+    r->p->cluster = line_rest(r, 4);
+}
+
 static void read_product(Reader *r)
 {
     static const char *const crowd[] = { "alone", "busy" };
-    int d = one_of(r, 1, precision_word, 2), form = one_of(r, 2, form_word, FORMS);
+    int d = one_of(r, 1, precision_word, PROFILE_PRECISIONS);
+    int form = one_of(r, 2, form_word, FORMS);
     int busy = one_of(r, 3, crowd, 2);
     for (int i = 4; i < 8; i++)
         vec_add(&r->product[d][form][busy], number(r, i, false));
@@ -243,11 +230,23 @@ static void read_ring(Reader *r)
     vec_add(&r->p->rings, x);
 }
 
+static void read_group(Reader *r)
+{
+    RingRate x = { .kind = (RingKind)one_of(r, 1, ring_word, RINGS), .group = whole(r, 2),
+                   .stride = whole(r, 3), .nodes = whole(r, 4), .sharing = whole(r, 5),
+                   .alpha = number(r, 6, true), .rate = number(r, 7, false),
+                   .mean = number(r, 8, true), .worst = number(r, 9, true) };
+    if (!r->why && (x.group < 2 || x.nodes > x.group))
+        WRONG(r, "a group of %d in %d nodes makes no sense", x.group, x.nodes);
+    x.ranks = x.group;
+    vec_add(&r->p->rings, x);
+}
+
 static void read_ring_point(Reader *r)
 {
     RingPoint q = { number(r, 1, false), number(r, 2, false) };
     if (r->p->rings.n == 0)
-        WRONG(r, "`ring_point` stands before any `ring`");
+        WRONG(r, "`ring_point` stands before any `ring` or `group`");
     else
         vec_add(&r->p->rings.at[r->p->rings.n - 1].points, q);
 }
@@ -305,6 +304,8 @@ static const struct { const char *key; int words; void (*read)(Reader *r); } lin
     { "memory", 2, read_memory },   { "load", 2, read_load },     { "blas", 0, read_blas },
     { "step", 3, read_step },       { "product", 8, read_product },
     { "stream", 4, read_stream },   { "ring", 8, read_ring },
+    { "device", 0, read_device },   { "cluster", 0, read_cluster },
+    { "group", 10, read_group },
     { "ring_point", 3, read_ring_point },   { "turn", 0, read_turn },
     { "turn_point", 7, read_turn_point },   { "turn_fit", 8, read_turn_fit },
 };
@@ -362,7 +363,7 @@ static bool make_grid(Reader *r, int d, int form)
         }
     int size = g->nm * g->nn * g->nk;
     for (int busy = 0; busy < 2; busy++) {
-        g->flops[busy] = NEWN(double, size);
+        g->flops[busy] = busy && r->p->is_device ? g->flops[0] : NEWN(double, size);
         for (int i = 0; i < r->product[d][form][busy].n; i += 4) {
             const double *q = r->product[d][form][busy].at + i;
             int at = (index_of(g->m, g->nm, q[0]) * g->nn + index_of(g->n, g->nn, q[1])) *
@@ -380,14 +381,15 @@ static const char *whats_missing(Reader *r)
 {
     const Profile *p = r->p;
     bool products = false;
-    for (int d = 0; d < 2; d++) {
+    for (int d = 0; d < PROFILE_PRECISIONS; d++) {
         for (int form = 0; form < FORMS; form++)
             if (!make_grid(r, d, form))
                 return str_fmt("its grid of %s %s products has holes", precision_word[d],
                                form_word[form]);
         products |= p->product[d][FORM_NN].nm > 0;
     }
-    return p->cpu == NULL ? "it names no cpu" : p->isa == NULL ? "it names no isa"
+    return p->cpu == NULL ? "it names no cpu and no device"
+         : p->isa == NULL && !p->is_device ? "it names no isa"
          : p->cores < 1 ? "it has no number of cores" : !products ? "it has no products"
          : p->streams.n == 0 ? "it has no streams" : p->step[0] <= 0 ? "it has no `step`"
          : !turn_ends(r) ? "its last turn has no fit" : NULL;
@@ -483,11 +485,24 @@ Profile *profile_read(const char *path, Loc loc)
     return NULL;
 }
 
+bool profile_same(const Profile *a, const Profile *b)
+{
+    return a->is_device == b->is_device && a->cores == b->cores && strcmp(a->cpu, b->cpu) == 0 &&
+           (a->is_device || strcmp(a->isa, b->isa) == 0);
+}
+
 bool profile_is_here(const Profile *p, Loc loc)
 {
     Profile here = profile_here();
-    if (strcmp(p->cpu, here.cpu) == 0 && strcmp(p->isa, here.isa) == 0 && p->cores == here.cores)
+    if (profile_same(p, &here))
         return true;
+    if (p->is_device) {
+        diag_error(loc, "profile-machine", "the profile is of GPUs, %s; this machine computes on "
+                   "its cores", p->cpu);
+        diag_hint("a device of a cluster with `arch = sm_..` can have it; `teracube profile -o F` "
+                  "measures this machine");
+        return false;
+    }
     diag_error(loc, "profile-machine", "the profile is of another machine: %s, %s, %s; this one "
                "is %s, %s, %s", p->cpu, plural(p->cores, "core"), p->isa, here.cpu,
                plural(here.cores, "core"), here.isa);

@@ -7,6 +7,7 @@
  * work the logarithm of their number counts.
  */
 #include "profile.h"
+#include "survey.h"
 
 /* ---- between points -------------------------------------------------------------- */
 
@@ -56,43 +57,49 @@ static double crowd(const Profile *p, double threads)
     return threads >= p->cores ? 1 : log(threads) / log(p->cores);
 }
 
-static const ProductGrid *grid_of(const Profile *p, bool is_double, ProductForm form)
+/* The grid of a precision; where it was not measured another's, and what that has to be
+ * multiplied by: double precision is half as fast, 16 bits are no slower than 32. */
+static const ProductGrid *grid_of(const Profile *p, int precision, ProductForm form,
+                                  double *times)
 {
-    const ProductGrid *g = &p->product[is_double][form];
-    return g->nm ? g : &p->product[is_double][FORM_NN];
+    static const struct { int precision; double times; } order[PROFILE_PRECISIONS][3] = {
+        { { 0, 1 }, { 1, 2 }, { 2, 0.5 } }, { { 1, 1 }, { 0, 0.5 }, { 2, 0.25 } },
+        { { 2, 1 }, { 0, 1 }, { 1, 2 } },
+    };
+    for (int i = 0; i < 3; i++)
+        for (int plain = 0; plain < 2; plain++) {
+            const ProductGrid *g = &p->product[order[precision][i].precision]
+                                              [plain ? FORM_NN : form];
+            *times = order[precision][i].times;
+            if (g->nm)
+                return g;
+        }
+    return NULL;                        // no profile is without products
 }
 
-double profile_product(const Profile *p, bool is_double, ProductForm form, double m, double n,
+double profile_product(const Profile *p, int precision, ProductForm form, double m, double n,
                        double k, double threads)
 {
-    const ProductGrid *g = grid_of(p, is_double, form);
-    double half = 1;
-    if (g->nm == 0) {                   // only the other precision was measured
-        g = grid_of(p, !is_double, form);
-        half = is_double ? 0.5 : 1;
-    }
+    double times;
+    const ProductGrid *g = grid_of(p, precision, form, &times);
     if (m <= 0 || n <= 0 || k <= 0)
         return 0;
     m = m < g->m[0] ? g->m[0] : m;
     n = n < g->n[0] ? g->n[0] : n;
     k = k < g->k[0] ? g->k[0] : k;
     double rate = mix(grid_rate(g, 0, m, n, k), grid_rate(g, 1, m, n, k), crowd(p, threads));
-    return 2 * m * n * k / (rate * half);
+    return 2 * m * n * k / (rate * times);
 }
 
-double profile_peak(const Profile *p, bool is_double, double threads)
+double profile_peak(const Profile *p, int precision, double threads)
 {
-    const ProductGrid *g = &p->product[is_double][FORM_NN];
-    double best = 0, half = 1;
-    if (g->nm == 0) {
-        g = &p->product[!is_double][FORM_NN];
-        half = is_double ? 0.5 : 1;
-    }
+    double best = 0, times;
+    const ProductGrid *g = grid_of(p, precision, FORM_NN, &times);
     for (int i = 0; i < g->nm * g->nn * g->nk; i++) {
         double rate = mix(g->flops[0][i], g->flops[1][i], crowd(p, threads));
         best = rate > best ? rate : best;
     }
-    return best * half;
+    return best * times;
 }
 
 double profile_stream(const Profile *p, double bytes, double threads)
@@ -110,55 +117,18 @@ double profile_stream(const Profile *p, double bytes, double threads)
 
 /* ---- collectives ----------------------------------------------------------------- */
 
-/* Sum of squared logarithms of prediction by measurement: one bad point counts once. */
-static double ring_error(const RingRate *r, double alpha, double rate)
-{
-    double sum = 0;
-    for (int i = 0; i < r->points.n; i++) {
-        double e = log((alpha + r->points.at[i].bytes / rate) / r->points.at[i].seconds);
-        sum += e * e;
-    }
-    return sum;
-}
-
 void ring_fit(RingRate *r)
 {
-    enum { GRID = 32, ZOOMS = 4 };
-    double lo[2] = { HUGE_VAL, HUGE_VAL }, hi[2] = { 0, 0 }, best[2] = { 0, 0 };
+    double *bytes = NEWN(double, r->points.n + 1), *seconds = NEWN(double, r->points.n + 1);
     for (int i = 0; i < r->points.n; i++) {
-        const RingPoint *q = &r->points.at[i];
-        lo[0] = fmin(lo[0], q->seconds / 100);
-        hi[0] = fmax(hi[0], q->seconds);
-        lo[1] = fmin(lo[1], q->bytes / q->seconds);
-        hi[1] = fmax(hi[1], q->bytes / q->seconds * 100);
+        bytes[i] = r->points.at[i].bytes;
+        seconds[i] = r->points.at[i].seconds;
     }
-    for (int zoom = 0; zoom < ZOOMS; zoom++) {
-        double least = HUGE_VAL, step[2];
-        for (int d = 0; d < 2; d++)
-            step[d] = pow(hi[d] / lo[d], 1.0 / GRID);
-        for (int i = 0; i <= GRID; i++)
-            for (int j = 0; j <= GRID; j++) {
-                double at[2] = { lo[0] * pow(step[0], i), lo[1] * pow(step[1], j) };
-                double e = ring_error(r, at[0], at[1]);
-                if (e < least) {
-                    least = e;
-                    memcpy(best, at, sizeof at);
-                }
-            }
-        for (int d = 0; d < 2; d++) {
-            lo[d] = best[d] / (step[d] * step[d]);
-            hi[d] = best[d] * step[d] * step[d];
-        }
-    }
-    r->alpha = best[0];
-    r->rate = best[1];
-    r->mean = r->worst = 0;
-    for (int i = 0; i < r->points.n; i++) {
-        const RingPoint *q = &r->points.at[i];
-        double error = fabs(r->alpha + q->bytes / r->rate - q->seconds) / q->seconds;
-        r->mean += error / r->points.n;
-        r->worst = error > r->worst ? error : r->worst;
-    }
+    SurveyFit f = survey_fit(bytes, seconds, r->points.n);
+    r->alpha = f.alpha;
+    r->rate = f.rate;
+    r->mean = f.mean;
+    r->worst = f.worst;
 }
 
 /* Distance of a measured group from the one asked for: the size counts most, then
@@ -174,7 +144,7 @@ bool profile_ring(const Profile *p, RingKind kind, int group, int ranks, double 
     const RingRate *best = NULL;
     for (int i = 0; i < p->rings.n; i++) {
         const RingRate *r = &p->rings.at[i];
-        if (r->kind == kind && (best == NULL || unlike(r, group, ranks) <
+        if (r->kind == kind && !r->stride && (best == NULL || unlike(r, group, ranks) <
                                                 unlike(best, group, ranks)))
             best = r;
     }
@@ -183,6 +153,36 @@ bool profile_ring(const Profile *p, RingKind kind, int group, int ranks, double 
     double turns = best->ranks > p->cores ? (double)best->ranks / p->cores : 1;
     *alpha = best->alpha / turns;
     *rate = best->rate * turns;
+    return true;
+}
+
+/* Of a group in one node never one across nodes. Groups that share a node's ports count most, for
+ * they have the rate between them; then members, the nodes they are in, and how they lie. */
+static double unlike_group(const RingRate *r, int size, int stride, int nodes, int sharing)
+{
+    return 1e3 * ((r->nodes > 1) != (nodes > 1)) + 6 * fabs(log((double)r->sharing / sharing)) +
+           4 * fabs(log((double)r->group / size)) + 2 * fabs(log((double)r->nodes / nodes)) +
+           0.1 * fabs(log((double)r->stride / stride));
+}
+
+bool profile_group(const Profile *p, RingKind kind, int size, int stride, int nodes, int sharing,
+                   double *alpha, double *rate)
+{
+    const RingRate *best = NULL;
+    double least = 1e3;
+    for (int i = 0; i < p->rings.n; i++) {
+        const RingRate *r = &p->rings.at[i];
+        double far = r->kind == kind && r->stride ? unlike_group(r, size, stride, nodes, sharing)
+                                                  : 1e3;
+        if (far < least) {
+            least = far;
+            best = r;
+        }
+    }
+    if (best == NULL)
+        return false;
+    *alpha = best->alpha;
+    *rate = best->rate;
     return true;
 }
 

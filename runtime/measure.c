@@ -12,7 +12,44 @@
 
 #include <math.h>
 #include <sched.h>
+#include <sys/utsname.h>
 #include <time.h>
+
+void rt_measure_cpu(char name[RT_CPU_NAME])
+{
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    char line[512];
+    struct utsname u;
+    snprintf(name, RT_CPU_NAME, "%s", uname(&u) == 0 ? u.machine : "unknown");
+    while (f && fgets(line, sizeof line, f)) {
+        char *value = strchr(line, ':');
+        if (value == NULL || strncmp(line, "model name", 10) != 0)
+            continue;
+        value += 1 + strspn(value + 1, " \t");
+        value[strcspn(value, "\n")] = 0;
+        if (!*value)
+            continue;
+        snprintf(name, RT_CPU_NAME, "%.*s", RT_CPU_NAME - 1, value);
+        break;
+    }
+    if (f)
+        fclose(f);
+}
+
+const char *rt_measure_isa(void)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"))
+        return "x86-64 avx512";
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return "x86-64 avx2 fma";
+    return "x86-64";
+#elif defined(__aarch64__)
+    return "aarch64";
+#else
+    return "other";
+#endif
+}
 
 int rt_measure_cores(void)
 {
@@ -270,22 +307,25 @@ static RtHeader head_of(const RtHeader *shape, int stage, int nsteps, int npasse
 static const char text[] = "\0profile";
 static const int64_t slices[1] = { 1 };
 
-/* Seconds of a training step of the program; 0 where the run failed, and said why. */
-static double time_program(const RtProgram *p)
+/* Seconds of a training step of the program; negative where the run failed, and said why; 0 on
+ * processes that are not rank 0, which has the clock. */
+static double time_program(const RtProgram *p, bool processes, int rounds)
 {
     static const int32_t tokens[64];
     Clock clock = { .n = 0 };
-    RtOptions o = { .steps = ROUNDS + 1, .quiet = 1, .exe = "teracube", .after_step = note_time,
-                    .ctx = &clock, .fixed_tokens = tokens, .fixed_ntokens = 64 };
+    RtOptions o = { .steps = rounds + 1, .quiet = 1, .exe = "teracube", .after_step = note_time,
+                    .ctx = &clock, .fixed_tokens = tokens, .fixed_ntokens = 64,
+                    .may_be_launched = processes, .goes_on = processes && rounds > 1 };
     int status = rt_run(p, &o);
     double least = HUGE_VAL;
     for (int i = 0; i + 1 < clock.n; i++)
         least = fmin(least, clock.at[i + 1] - clock.at[i]);
-    return status || clock.n < 2 ? 0 : least;
+    return status ? -1 : clock.n < 2 ? 0 : least;
 }
 
 /* Seconds of one of `n` copies of `step`. */
-static double time_list(const RtHeader *shape, const RtStep *step, int n)
+static double time_list(const RtHeader *shape, const RtStep *step, int n, bool processes,
+                        int rounds)
 {
     RtHeader head = head_of(shape, 0, n, 1);
     RtStep *list = rt_alloc((size_t)n, sizeof *list);
@@ -294,18 +334,18 @@ static double time_list(const RtHeader *shape, const RtStep *step, int n)
     RtPass pass = { .kind = RT_PASS_FORWARD, .last = n };
     RtProgram p = { .head = &head, .steps = list, .passes = &pass, .slices = slices,
                     .text = text };
-    double s = time_program(&p) / n;
+    double s = time_program(&p, processes, rounds) / n;
     free(list);
     return s;
 }
 
 static double time_step(const RtHeader *shape, const RtStep *step, double seconds)
 {
-    double t = time_list(shape, step, 4);
+    double t = time_list(shape, step, 4, false, ROUNDS);
     if (t <= 0)
         return 0;
     double n = seconds / ROUNDS / t;
-    return time_list(shape, step, n < 4 ? 4 : n > LIST ? LIST : (int)n);
+    return time_list(shape, step, n < 4 ? 4 : n > LIST ? LIST : (int)n, false, ROUNDS);
 }
 
 static RtStep plain_step(RtStepKind kind)
@@ -315,21 +355,48 @@ static RtStep plain_step(RtStepKind kind)
                      .grain = 1, .peer = -1 };
 }
 
+/* The step, and the mesh of groups of `group` over x, `stride` ranks apart. */
+static RtHeader collective_step(RtStepKind kind, int group, int stride, int ranks, int64_t bytes,
+                                RtStep *s)
+{
+    int64_t part = bytes / (group - 1) / (int64_t)sizeof(float);        // elements from a member
+    *s = plain_step(kind);
+    s->axes = RT_X;
+    s->count = part;
+    if (kind == RT_ALL_REDUCE)          // receives 2 (p-1)/p of what it sums
+        s->count = bytes * group / (2 * (group - 1)) / (int64_t)sizeof(float);
+    int64_t room = (part * group * (int64_t)sizeof(float) + 4096) / 64 * 64;
+    if (kind == RT_REDUCE_SCATTER)
+        s->c.offset = room;             // else in place
+    return (RtHeader){ .nstages = 1, .data = ranks / group / stride, .x = group, .y = 1,
+                       .z = stride, .workers = 1, .block_bytes = 2 * room };
+}
+
 double rt_measure_collective(RtStepKind kind, int group, int ranks, int64_t bytes,
                              double seconds)
 {
-    int64_t part = bytes / (group - 1) / (int64_t)sizeof(float);        // elements from a member
-    RtStep s = plain_step(kind);
-    s.axes = RT_Z;
-    s.count = part;
-    if (kind == RT_ALL_REDUCE)          // receives 2 (p-1)/p of what it sums
-        s.count = bytes * group / (2 * (group - 1)) / (int64_t)sizeof(float);
-    int64_t room = (part * group * (int64_t)sizeof(float) + 4096) / 64 * 64;
-    if (kind == RT_REDUCE_SCATTER)
-        s.c.offset = room;              // else in place
-    RtHeader h = { .nstages = 1, .data = ranks / group, .x = 1, .y = 1, .z = group, .workers = 1,
-                   .block_bytes = 2 * room };
+    RtStep s;
+    RtHeader h = collective_step(kind, group, 1, ranks, bytes, &s);
     return time_step(&h, &s, seconds);
+}
+
+/* All processes take the same lists, so these do not hang on what rank 0 measured. */
+double rt_measure_group(RtStepKind kind, int group, int stride, int ranks, int64_t bytes,
+                        bool processes, double seconds)
+{
+    enum { SOME = 12, SHORT = 256 << 10 };      // TUNING: a few dozen milliseconds each
+    RtStep s;
+    RtHeader h = collective_step(kind, group, stride, ranks, bytes, &s);
+    if (!processes)
+        return time_step(&h, &s, seconds);
+    return time_list(&h, &s, bytes < SHORT ? 16 : 2, true, SOME);
+}
+
+void rt_measure_end(int ranks)
+{
+    RtStep s;
+    RtHeader h = collective_step(RT_ALL_GATHER, ranks, 1, ranks, 4096, &s);
+    time_list(&h, &s, 1, true, 1);      // the only one of one round
 }
 
 double rt_measure_step(int workers, double seconds)
@@ -373,7 +440,7 @@ static double time_messages(int64_t bytes, int n)
         p[stage] = (RtProgram){ .head = &head[stage], .steps = step[stage],
                                 .passes = pass[stage], .slices = slices, .text = text };
     }
-    double s = time_program(p) / (2 * n);
+    double s = time_program(p, false, ROUNDS) / (2 * n);
     free(pass[0]);
     free(pass[1]);
     return s;

@@ -10,7 +10,10 @@
 
 #include "rt.h"
 
+enum { RT_CPU_NAME = 128 };
 int rt_measure_cores(void);             // that this process may use
+void rt_measure_cpu(char name[RT_CPU_NAME]);    // as the system calls it
+const char *rt_measure_isa(void);       // "x86-64 avx2 fma": what the BLAS and LLVM go by
 
 /* Calls fn(arg, thread) on so many threads at once, each over and over, for about
  * `seconds` and at least three times; none rests before all have done that. */
@@ -34,6 +37,12 @@ double rt_measure_stream(int64_t bytes, int threads, double seconds);
  * failed, and said why. */
 double rt_measure_collective(RtStepKind kind, int group, int ranks, int64_t bytes,
                              double seconds);
+/* The same in groups whose members are `stride` ranks apart; ranks % (group * stride) = 0.
+ * processes: this is one of as many as there are ranks, under mpirun, and all of them
+ * call this alike; rank 0 gets the figure, the others 0. Negative: the run failed, and said why. */
+double rt_measure_group(RtStepKind kind, int group, int stride, int ranks, int64_t bytes,
+                        bool processes, double seconds);
+void rt_measure_end(int ranks);         // of processes: none of these follows, MPI may end
 /* `bytes` from one stage to the next, there and back, halved. */
 double rt_measure_transfer(int64_t bytes, double seconds);
 /* A step that does next to nothing, on a rank of so many workers. */

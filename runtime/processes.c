@@ -72,7 +72,7 @@ typedef struct { void *request; int peer, box; bool large; } Message;
 struct RtMpi {
     void *world, *byte;
     int (*init_thread)(int *, char ***, int, int *);
-    int (*finalize)(void);
+    int (*finalize)(void), (*initialized)(int *);
     int (*abort)(void *, int);
     int (*comm_rank)(void *, int *);
     int (*comm_size)(void *, int *);
@@ -140,6 +140,7 @@ static int load(Rt *rt, RtMpi *m)
     const struct { const char *symbol; void *to; } all[] = {
         { "ompi_mpi_comm_world", &m->world }, { "ompi_mpi_byte", &m->byte },
         { "MPI_Init_thread", &m->init_thread }, { "MPI_Finalize", &m->finalize },
+        { "MPI_Initialized", &m->initialized },
         { "MPI_Abort", &m->abort }, { "MPI_Comm_rank", &m->comm_rank },
         { "MPI_Comm_size", &m->comm_size },
         { "MPI_Comm_set_errhandler", &m->comm_set_errhandler }, { "MPI_Isend", &m->isend },
@@ -154,8 +155,9 @@ static int load(Rt *rt, RtMpi *m)
                            all[i].symbol);
         memcpy(all[i].to, &p, sizeof p);
     }
-    int thread_level;
-    if (m->init_thread(NULL, NULL, SERIALIZED, &thread_level))
+    int thread_level = SERIALIZED, running = 0;
+    m->initialized(&running);           // by the run before this one
+    if (!running && m->init_thread(NULL, NULL, SERIALIZED, &thread_level))
         return rt_fail(rt, RT_WORLD, "%s: error: MPI_Init_thread failed", rt->exe);
     m->comm_set_errhandler(m->world, dlsym(lib, "ompi_mpi_errors_return"));
     m->comm_rank(m->world, &m->rank);
@@ -650,8 +652,10 @@ void rt_mpi_leave(Rt *rt)
         m->abort(m->world, status);
         _exit(status);
     }
-    if (m->size > 0)
+    if (m->size > 0 && (status || !rt->options->goes_on))
         m->finalize();
+    else if (m->size > 0)
+        ;                               // another run of this process follows
     else if (!m->tells)                 // the launcher ends all when the first one leaves
         sleep(1);
     if (m->board)

@@ -414,6 +414,7 @@ typedef struct {
     const char *const *sets; int nsets;         // "train.lr=1e-3"; others refused
     const char *exe;                            // name shown in messages
     int     may_be_launched;                    // under mpirun this process is one rank
+    int     goes_on;                            // and will run another program after this one
     const char *root, *rank, *world;            // --root HOST:PORT --rank N --world N, or NULL
     const char *profile;                        // of the device: measures instead of training
     /* tests and verify: called after each step on rank 0's thread while all
