@@ -12,6 +12,8 @@
  */
 #define CUDASIM_CHECK 1
 #include "sim.h"
+#include "cudasim.h"
+#include <atomic>
 #include <execinfo.h>
 #include <link.h>
 #include <set>
@@ -396,6 +398,7 @@ void race_block(Worker *w)
     if (!w->shadow)
         w->shadow = shadow_for(ARENA);
     memset(w->shadow, 0, (w->arena_used / 2 + 1) * sizeof(Cell));
+    w->counted.clear();
     if (fences.op != w->kernel->op->id) {
         fences.op = w->kernel->op->id;
         fences.published.assign((size_t)w->block.grid.x * w->block.grid.y * w->block.grid.z,
@@ -435,6 +438,17 @@ static void out_of_bounds(const void *at, size_t bytes, bool write, const char *
         report("%s %s %zu bytes out of bounds, %s: %s", where_now().c_str(),
                write ? "writes" : "reads", bytes, what, lines_now(pc).c_str());
     (void)at;
+}
+
+static std::atomic<uint64_t> moved[2];         // bytes of device memory that kernels read, wrote
+static std::atomic<bool> counting;
+
+extern "C" int cudasim_traffic(uint64_t *read, uint64_t *written)
+{
+    counting = true;
+    *read = moved[0];
+    *written = moved[1];
+    return 1;
 }
 
 static void check_access(const void *at, size_t bytes, bool write, bool atomic, void *pc)
@@ -484,6 +498,8 @@ static void check_access(const void *at, size_t bytes, bool write, bool atomic, 
                    lines_now(x.pc).c_str());
         return;
     }
+    if (counting && !w->settling && w->counted.insert({ p, x.pc }).second)
+        moved[write].fetch_add(bytes, std::memory_order_relaxed);
     touch_cells((Cell *)a->shadow, a->base, x, bytes);
 }
 
@@ -504,8 +520,10 @@ void race_async(const Copy &c, bool begin)
     Cell *cells = (Cell *)w->shadow + (c.dst - w->arena) / 2;
     for (int i = 0; !begin && i < c.bytes / 2; i++)
         cells[i].flags &= ~(uint32_t)ASYNC;
+    w->settling = !begin;
     if (c.copied)
         check_access(c.src, (size_t)c.copied, false, false, c.pc);
+    w->settling = false;
     check_access(c.dst, (size_t)c.bytes, true, false, c.pc);
     for (int i = 0; begin && i < c.bytes / 2; i++)
         cells[i].flags |= ASYNC;

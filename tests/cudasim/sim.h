@@ -21,6 +21,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -206,12 +207,13 @@ struct Worker {                                 // one OS thread that runs block
     void *sp;                                   // of the scheduler
     std::vector<char *> free_stacks;
     uint32_t epoch;                             // barriers passed
-    bool in_warp_op;
+    bool in_warp_op, settling;      // settling: a cp.async that was counted when it began
     Random random;
     char *arena;
     size_t arena_used;
     std::vector<SharedVar> shared;
     void *shadow;                               // race.cpp
+    std::set<std::pair<const char *, uint32_t>> counted;    // by the block: address, place
     ~Worker();
 };
 extern __thread Worker *sim_worker;             // null outside kernels
