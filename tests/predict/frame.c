@@ -19,11 +19,17 @@
  * (fsdp); Megatron's is taken to be between, nothing at hand depends on it. */
 const Manner megatron = { .name = "megatron", .dropout = true, .rails = true, .host = 20e-6,
     .sums = 0, .grad = 4, .logit = 44, .held = 8, .update = 34 };
+/* 2023 on, fused by Transformer Engine; nothing at hand tests it */
+const Manner megatron_core = { .name = "megatron core", .fused = true, .rails = true,
+    .overlap = true, .host = 12e-6, .sums = 0, .grad = 4, .logit = 30, .held = 8, .update = 34 };
 /* before 2022: weight gradients are added in a kernel of their own */
 const Manner megatron_fp16 = { .name = "megatron 2021", .dropout = true, .rails = true,
     .host = 20e-6, .sums = 6, .grad = 2, .logit = 44, .held = 8, .update = 34 };
 const Manner deepspeed = { .name = "megatron-deepspeed", .dropout = true, .host = 41e-6,
     .sums = 6, .grad = 2, .logit = 44, .held = 8, .update = 34 };
+/* gradients of bf16 are added and reduced in fp32 */
+const Manner deepspeed_bf16 = { .name = "megatron-deepspeed bf16", .dropout = true,
+    .host = 41e-6, .sums = 10, .grad = 4, .logit = 44, .held = 8, .update = 34 };
 /* narrow: what the six rows of Narayanan et al., Table 2, have in common: 16 to 18 GB/s */
 const Manner deepspeed_zero3 = { .name = "deepspeed ZeRO-3, 2021", .dropout = true,
     .overlap = true, .narrow = true, .host = 41e-6, .sums = 6, .grad = 2, .logit = 44, .held = 8,

@@ -49,7 +49,8 @@ typedef struct {
     double update;                  // bytes the optimizer moves per parameter
 } Manner;
 extern const Manner megatron, megatron_fp16, deepspeed, fsdp, fsdp_fp32, titan, titan_compiled,
-                    alpa, terapipe, deepspeed_zero3;
+                    alpa, terapipe, deepspeed_zero3, megatron_core,
+                    deepspeed_bf16;
 
 typedef struct {
     double step_s, forward_s, backward_s;   // the last two: of one layer, one microbatch

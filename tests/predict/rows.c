@@ -59,21 +59,28 @@ typedef struct {
     double vocab;                   // where the column is empty
     Again again;
     double split;                   // one row in so many is for fitting; 0: none, 1: all
+    const char *machine;            // where the kind of GPU does not say it
 } Source;
 
 static const Source sources[] = {
-    { "narayanan_sc21", &megatron_fp16, 51200, AGAIN_FULL, 0 },
-    { "korthikanti", &megatron, 51200, AGAIN_FULL, 0 },
-    { "megatron_2020", &megatron_fp16, 51200, AGAIN_FULL, 0 },
+    { "narayanan_sc21", &megatron_fp16, 51200, AGAIN_FULL, 0, NULL },
+    { "korthikanti", &megatron, 51200, AGAIN_FULL, 0, NULL },
+    { "megatron_2020", &megatron_fp16, 51200, AGAIN_FULL, 0, NULL },
     /* its simulator's settings: use_checkpoint, vocabulary 50257; see padded() */
-    { "vtrain_ground_truth_single", &deepspeed, 50257, AGAIN_FULL, 2 },
-    { "vtrain_ground_truth_multi", &deepspeed, 51200, AGAIN_FULL, 0 },
-    { "llm_foundry", &fsdp, 50368, AGAIN_NONE, 2 },
-    { "torchtitan", &titan, 128256, AGAIN_HALF, 2 },
-    { "alpa", &alpa, 51200, AGAIN_FULL, 0 },
-    { "terapipe", &terapipe, 50257, AGAIN_NONE, 0 },
-    { "megatron_functional", &megatron, 50304, AGAIN_NONE, 0 },
-    { "", &megatron, 51200, AGAIN_NONE, 0 },
+    { "vtrain_ground_truth_single", &deepspeed, 50257, AGAIN_FULL, 2, NULL },
+    { "vtrain_ground_truth_multi", &deepspeed, 51200, AGAIN_FULL, 0, NULL },
+    { "llm_foundry", &fsdp, 50368, AGAIN_NONE, 2, NULL },
+    { "torchtitan", &titan, 128256, AGAIN_HALF, 2, NULL },
+    { "alpa", &alpa, 51200, AGAIN_FULL, 0, NULL },
+    { "terapipe", &terapipe, 50257, AGAIN_NONE, 0, NULL },
+    { "megatron_functional", &megatron, 50304, AGAIN_NONE, 0, NULL },
+    { "bigscience_tr11", &deepspeed, 250880, AGAIN_FULL, 0, "jean-zay-a100-384" },
+    { "bigscience", &deepspeed, 51200, AGAIN_FULL, 0, NULL },
+    { "mt_nlg", &deepspeed, 51200, AGAIN_FULL, 0, NULL },
+    { "megatron_core", &megatron_core, 131072, AGAIN_NONE, 0, NULL },
+    { "mlperf", &megatron_core, 51200, AGAIN_NONE, 0, NULL },
+    { "nemo", &megatron_core, 51200, AGAIN_NONE, 0, NULL },
+    { "", &megatron, 51200, AGAIN_NONE, 0, NULL },
 };
 
 static const struct { const char *words[2], *file; } machines[] = {
@@ -81,7 +88,7 @@ static const struct { const char *words[2], *file; } machines[] = {
     { { "p3dn" }, "p3dn-24xlarge-32" }, { { "V100", "32GB" }, "p3dn-24xlarge-32" },
     { { "A100", "40" }, "dgx-a100-40gb-128" }, { { "A100" }, "dgx-a100-128" },
     { { "H100", "HBM2e" }, "grand-teton-h100-128" }, { { "H100" }, "dgx-h100-128" },
-    { { "H800" }, "dgx-h100-128" },
+    { { "H800" }, "h800-128" },
     { { "H200" }, "dgx-h200-128" }, { { "B200" }, "dgx-b200-128" },
 };
 
@@ -245,8 +252,11 @@ static const char *read_layout(Row *r, const Cells *c, const Source *s)
     if (l->batch <= 0 && l->pp == 1)
         l->batch = l->micro * l->dp;
     const char *sp = text(c, "sp");
-    l->sp = has(sp, "yes") || strcmp(sp, "1") == 0 || (m->gated && l->tp > 1);
-    l->flash = has(text(c, "flash_attention"), "yes") || has(text(c, "flash_attention"), "flash");
+    bool late = r->how == &megatron_core;           // 2023 on: where it is not said
+    l->sp = has(sp, "yes") || strcmp(sp, "1") == 0 || (m->gated && l->tp > 1) ||
+            (late && *sp == 0 && l->tp > 1);
+    const char *flash = text(c, "flash_attention");
+    l->flash = has(flash, "yes") || has(flash, "flash") || (late && *flash == 0);
     l->again = again_of(text(c, "recompute"), notes, s->again);
     l->fp8 = has(text(c, "precision"), "8");
     if (r->how->gpipe)
@@ -265,6 +275,8 @@ static const char *read_layout(Row *r, const Cells *c, const Source *s)
         return "tp pp dp cp do not multiply to the GPUs";
     if (l->batch < l->micro * l->dp - 0.5)
         return "the batch is smaller than a microbatch of each replica";
+    if (has(notes, "Gbps") && has(notes, "delay"))
+        return "a network slowed down on purpose";
     if (has(notes, "interleaved") && l->vp < 2)
         return "interleaved by a number of chunks that is not stated";
     if (has(notes, "act_cpu_offload True") || has(notes, "offload=true"))
@@ -281,7 +293,13 @@ static void read_how(Row *r, const Cells *c)
         r->how = &titan_compiled;
     if (method && has(method, "=megatron"))
         r->how = &megatron_fp16;
-    if (r->how == &megatron && (int)number(c, "zero") == 3)
+    const char *gpu = text(c, "gpu_type");
+    if (r->how == &deepspeed && has(text(c, "precision"), "bf16"))
+        r->how = &deepspeed_bf16;
+    if (r->how == &megatron && !has(r->file, "functional") && (has(gpu, "H1") || has(gpu, "H2") ||
+                                has(gpu, "H8") || has(gpu, "B2") || has(gpu, "B3")))
+        r->how = &megatron_core;
+    if ((r->how == &megatron || r->how == &megatron_core) && (int)number(c, "zero") == 3)
         r->how = &fsdp;
     if (r->how == &megatron && has(text(c, "precision"), "fp16"))
         r->how = &megatron_fp16;
@@ -430,6 +448,7 @@ void rows_read(Rows *rows, const char *path)
         read_how(&r, &c);
         r.why_not = read_layout(&r, &c, s);
         r.machine = machine_of(text(&c, "gpu_type"));
+        r.machine = r.machine && s->machine ? s->machine : r.machine;
         r.set = set_of(&r, &c);
         const Way *l = &r.layout;
         r.sweep = str_fmt("%s %g %g %g %g %g %s", r.set, r.shape.layers, r.shape.hidden,
