@@ -349,7 +349,10 @@ static void read_slices(Pipeline *q, int64_t b, const SliceProblem *pr, SliceLac
     }
     if (!slices_divide(q->plan, b, len, k, reports))
         return;
-    SliceChoice c = slice_price(scratch, pr, len, k, lack);
+    SliceProblem own = *pr;             // a grid of these lengths alone
+    for (int i = 0; i < k; i++)
+        own.grain = i ? gcd64(own.grain, len[i]) : len[0];
+    SliceChoice c = slice_price(scratch, &own, len, k, lack);
     if (lack->stage < 0)
         add_feed(q, b, &c);
 }

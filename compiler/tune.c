@@ -6,7 +6,7 @@
  *
  *   1  every factorisation of the devices and every microbatch: legal or counted by reason
  *   2  of each cell a bound on its time (estimate_bound) and the bytes of what holds least
- *   3  cells by their bound, best first, each searched where a variant could still win
+ *   3  cells, the likely first, each searched where a variant could still win
  *   4  the same again with slices, whose lists cost a programme each (tune_slices.c)
  *
  * A variant could win if, by its bounds, it fits and is one of the best so far or is on the
@@ -16,6 +16,7 @@
  *   recompute   adds time and saves memory; full(n) more of both with each n, attention's time
  *               no less than none
  *   zero        3 holds least
+ *   keep        both is quickest, none holds least
  *   schedule    1f1b holds no more than gpipe; chunks hold no less than one whole stage
  *   slices      fill a pipeline: with one stage they only cost. Their passes together take
  *               no less than the pass of the whole, so at best the waiting goes
@@ -23,14 +24,22 @@
  */
 #include "tune.h"
 
+/* TUNING: slower layouts than so many times the best are of no interest, whatever they save. */
+#define FRONT_TIMES 3
+
 const char *const objective_word[OBJECTIVES] = { "time", "memory", "cost" };
 
 typedef struct {
     Point at;
     double bound, least;            // seconds; bytes of the variant that holds least
-    bool fits;                      // some variant does
+    bool fits, fits_whole;          // some variant does; one without slices does
+    double guess;                   // seconds of that variant
 } Cell;
 typedef struct { Cell *at; int n, cap; } Cells;         // on the heap: perm never shrinks
+
+/* A point whose slices are open: no list is quicker, or holds less. */
+typedef struct { Point at; double seconds, bytes; } Sliced;
+typedef struct { Sliced *at; int n, cap; } SlicedList;
 
 typedef struct { int64_t of; int n; int64_t at[1 << 11]; } Divisors;    // ascending
 
@@ -45,6 +54,7 @@ typedef struct {
     bool for_front;                 // what could be on the front is looked at too
     Divisors devices, each;         // of all devices; of a replica's batch
     Cells cells;
+    SliceView *view; SlicedList sliced;
 } Search;
 
 /* The best variant of a cell, and the one that lacks least. */
@@ -213,6 +223,14 @@ static void best_add(Tune *t, const Candidate *c)
     t->best.at[same] = *c;
 }
 
+static void *more_room(void *at, size_t bytes)
+{
+    void *more = realloc(at, bytes);
+    if (more == NULL)
+        die(EXIT_WORLD, "out of memory (tune: %zu bytes for what it looks at)", bytes);
+    return more;
+}
+
 static bool is_late(Search *q)
 {
     if (!q->late && q->t->ask.budget_s > 0)
@@ -231,7 +249,8 @@ static bool is_wanted(const Search *q, const Found *f, double seconds, double by
     const Tune *t = q->t;
     if (bytes > (double)q->p->is.room_bytes)
         return false;
-    if (q->for_front && on_front(t, seconds, bytes))
+    if (q->for_front && seconds <= FRONT_TIMES * t->best.at[0].is.step_s &&
+        on_front(t, seconds, bytes))
         return true;
     double v = by_memory(q) ? bytes : seconds;
     if (f && f->any && v >= (by_memory(q) ? f->best.is.memory.peak : f->best.is.step_s))
@@ -244,10 +263,30 @@ static bool is_wanted(const Search *q, const Found *f, double seconds, double by
 
 static void price(Search *q, const Point *p, Candidate *out)
 {
-    if (++q->t->evaluations % 256 == 0)
-        arena_reset(scratch);
+    q->t->evaluations++;
     out->at = *p;
     estimate(q->t->e, p, &out->is);
+    arena_reset(scratch);               // at once, or it grows out of the caches
+}
+
+/* Nothing that keeps less of what is gathered is quicker, or holds less than what keeps none.
+ * A variant itself keeps what the compiler would: the most that fits. */
+static double quickest(Search *q, Point p, const Candidate *as_kept)
+{
+    Candidate c;
+    if (q->s->keep.v || (as_kept && as_kept->is.keep == KEEP_BOTH))
+        return as_kept ? as_kept->is.step_s : (price(q, &p, &c), c.is.step_s);
+    p.keep = KEEP_BOTH;
+    price(q, &p, &c);
+    return c.is.step_s;
+}
+
+static Candidate smallest(Search *q, Point p)
+{
+    Candidate c;
+    p.keep = q->s->keep.v ? KEEP_CHOSEN : KEEP_NONE;
+    price(q, &p, &c);
+    return c;
 }
 
 /* Prices one variant and keeps it where it fits. */
@@ -298,8 +337,8 @@ static void try_between(Search *q, Found *f, const Point *p, int lo, int hi, dou
         return;
     int mid = (lo + hi) / 2;
     Candidate c = try_full(q, f, *p, mid);
-    try_between(q, f, p, lo, mid, lo_s, c.is.memory.peak);
-    try_between(q, f, p, mid, hi, c.is.step_s, hi_bytes);
+    try_between(q, f, p, lo, mid, lo_s, smallest(q, c.at).is.memory.peak);
+    try_between(q, f, p, mid, hi, quickest(q, c.at, &c), hi_bytes);
 }
 
 static void try_recomputes(Search *q, Found *f, Point p, double floor)
@@ -313,35 +352,70 @@ static void try_recomputes(Search *q, Found *f, Point p, double floor)
         return;
     }
     p.recompute = RECOMPUTE_NONE;
-    double none_s = try_point(q, f, &p).is.step_s;
+    Candidate none = try_point(q, f, &p);
+    double none_s = quickest(q, p, &none);
     if (!is_wanted(q, f, none_s, floor))
         return;
     p.recompute = RECOMPUTE_ATTENTION;
     if (q->attends)
         try_point(q, f, &p);
-    Candidate all = try_full(q, f, p, 0);
-    try_between(q, f, &p, 0, most_turns(q, &p), none_s, all.is.memory.peak);
+    try_full(q, f, p, 0);
+    try_between(q, f, &p, 0, most_turns(q, &p), none_s, floor);
 }
 
-static void try_zeros(Search *q, Found *f, Point p, double floor)
+static int least_zero(const Search *q) { return q->s->zero.set ? (int)q->s->zero.v : 0; }
+static int most_zero(const Search *q, const Point *p)
 {
-    int lo = 0, hi = p.data > 1 ? 3 : 0;
-    if (q->s->zero.set)
-        lo = hi = (int)q->s->zero.v;
-    for (p.zero = lo; p.zero <= hi && !is_late(q); p.zero++)
-        try_recomputes(q, f, p, floor);
+    return q->s->zero.set ? (int)q->s->zero.v : p->data > 1 ? 3 : 0;
 }
 
-static void try_schedules(Search *q, Found *f, Point p, double floor)
+/* Of all with the point's chunks, slices, schedule and zero, or of every zero. */
+static double fewest_bytes(Search *q, Point p)
+{
+    p.recompute = q->s->recompute.v ? tune_pinned_recompute(q->s) : RECOMPUTE_FULL;
+    p.recompute_turns = (int)q->s->recompute_n;
+    return smallest(q, p).is.memory.peak;
+}
+
+/* Of all with the point's chunks, slices and schedule; waiting for replicas is left out where
+ * zero is open. */
+static double least_seconds(Search *q, Point p)
+{
+    Candidate c;
+    p.recompute = tune_pinned_recompute(q->s);
+    p.recompute_turns = (int)q->s->recompute_n;
+    p.keep = q->s->keep.v ? KEEP_CHOSEN : KEEP_BOTH;
+    price(q, &p, &c);
+    return q->s->zero.set ? c.is.step_s
+                          : c.is.step_s - c.is.part[PART_DATA] - c.is.part[PART_OPTIMIZER];
+}
+
+/* From what holds least on; what does not fit with one zero fits with none below it. */
+static void try_zeros(Search *q, Found *f, Point p, const Cell *c)
+{
+    p.zero = most_zero(q, &p);
+    double bytes = fewest_bytes(q, p), seconds;
+    if (!is_wanted(q, f, c->bound, bytes) || !is_wanted(q, f, seconds = least_seconds(q, p), bytes))
+        return;
+    for (; p.zero >= least_zero(q) && !is_late(q); p.zero--) {
+        if (p.zero < most_zero(q, &p))
+            bytes = fewest_bytes(q, p);
+        if (!is_wanted(q, f, seconds, bytes))
+            break;
+        try_recomputes(q, f, p, bytes);
+    }
+}
+
+static void try_schedules(Search *q, Found *f, Point p, const Cell *c)
 {
     bool open = !q->s->schedule.v;
     if (open || is_word(q->s->schedule, "1f1b")) {
         p.schedule = SCHEDULE_1F1B;
-        try_zeros(q, f, p, floor);
+        try_zeros(q, f, p, c);
     }
     if ((open && p.stages > 1) || is_word(q->s->schedule, "gpipe")) {
         p.schedule = SCHEDULE_GPIPE;
-        try_zeros(q, f, p, floor);
+        try_zeros(q, f, p, c);
     }
 }
 
@@ -357,58 +431,61 @@ static void try_whole(Search *q, Found *f, const Cell *c)
     int lo = 1, hi = most_chunks(q, &p);
     if (q->s->chunks.set)
         lo = hi = (int)q->s->chunks.v;
-    for (p.chunks = lo; p.chunks <= hi && is_wanted(q, f, c->bound, c->least); p.chunks++)
+    for (p.chunks = hi; p.chunks >= lo && is_wanted(q, f, c->bound, c->least); p.chunks--)
         if (p.chunks == c->at.chunks || estimate_legal(q->t->e, &p) == LEGAL)
-            try_schedules(q, f, p, c->least);
+            try_schedules(q, f, p, c);
 }
 
 /* ---- slices ------------------------------------------------------------------------ */
 
-/* Each list with each zero, where recompute and chunks are those it was made for. */
-static void try_lists(Search *q, Found *f, Point p)
+static void add_sliced(Search *q, Sliced one)
 {
-    SliceLists lists;
-    int lo = 0, hi = p.data > 1 ? 3 : 0;
-    if (q->s->zero.set)
-        lo = hi = (int)q->s->zero.v;
-    tune_slices(q->t, &p, &lists);
-    for (int i = 0; i < lists.n && !is_late(q); i++) {
-        p.nslices = lists.at[i].k;
-        p.slice = lists.at[i].len;
-        p.zero = lo;
-        if (estimate_legal(q->t->e, &p) != LEGAL)
-            continue;
-        for (p.zero = lo; p.zero <= hi; p.zero++)
-            try_point(q, f, &p);
+    SlicedList *c = &q->sliced;
+    if (c->n == c->cap) {
+        c->cap = c->cap ? 2 * c->cap : 1024;
+        c->at = more_room(c->at, (size_t)c->cap * sizeof *c->at);
+    }
+    c->at[c->n++] = one;
+}
+
+/* With each zero that could win, by bounds that get dearer. */
+static void look_at_zeros(Search *q, Point p, double floor, double workspace)
+{
+    for (p.zero = most_zero(q, &p); p.zero >= least_zero(q); p.zero--) {
+        Candidate whole;
+        Sliced one = { .at = p };
+        price(q, &p, &whole);
+        slice_bound(q->view, &p, &whole.is, workspace, &one.seconds, &one.bytes);
+        one.seconds = one.seconds > floor ? one.seconds : floor;
+        if (one.bytes > (double)q->p->is.room_bytes)
+            break;
+        if (is_wanted(q, NULL, one.seconds, one.bytes))
+            add_sliced(q, one);
     }
 }
 
-/* Least seconds and bytes that slices can reach: nobody waits, and of every chunk one sequence
- * is in flight. */
-static bool slices_wanted(Search *q, const Found *f, const Point *p, double bound)
+/* With what is kept gathered: the more, the less time and room. What slices do without is the
+ * workspace of the whole. */
+static void look_at_keeps(Search *q, Point p, double bound)
 {
-    Candidate c;
-    price(q, p, &c);
-    double s = c.is.step_s - c.is.part[PART_BUBBLE] - c.is.part[PART_PIPELINE];
-    Point least = *p;
-    least.zero = q->s->zero.set ? p->zero : p->data > 1 ? 3 : 0;
-    least.keep = q->s->keep.v ? KEEP_CHOSEN : KEEP_NONE;
-    price(q, &least, &c);
-    const StageMemory *m = &c.is.memory;
-    Schedule one = { .kind = p->schedule, .P = p->stages, .v = p->chunks, .k = 1,
-                     .m = (int)(q->p->is.batch / p->data / p->microbatch) };
-    double units = schedule_units(&one, c.is.worst);
-    double bytes = m->peak - m->workspace - m->keys_values -
-                   m->activations * (1 - p->chunks / units);
-    return is_wanted(q, f, s > bound ? s : bound, bytes);
+    static const int keeps[] = { KEEP_NONE, KEEP_INPUTS, KEEP_BOTH };
+    p.zero = most_zero(q, &p);
+    Candidate least = smallest(q, p);
+    double workspace = least.is.memory.workspace, seconds, bytes;
+    slice_bound(q->view, &least.at, &least.is, workspace, &seconds, &bytes);
+    if (bytes > (double)q->p->is.room_bytes)
+        return;
+    for (int k = 0; k < (q->s->keep.v ? 1 : 3); k++) {
+        p.keep = q->s->keep.v ? KEEP_CHOSEN : keeps[k];
+        look_at_zeros(q, p, bound, workspace);
+    }
 }
 
-static void try_sliced_chunk(Search *q, Found *f, Point p, double bound)
+static void look_at_slices(Search *q, Point p, double bound)
 {
     const PlanSpec *s = q->s;
     int from = RECOMPUTE_NONE, to = RECOMPUTE_FULL;
     p.recompute_turns = 0;
-    p.zero = s->zero.set ? (int)s->zero.v : p.data > 1 ? 1 : 0;
     if (s->recompute.v) {
         from = to = tune_pinned_recompute(s);
         p.recompute_turns = (int)s->recompute_n;
@@ -417,25 +494,68 @@ static void try_sliced_chunk(Search *q, Found *f, Point p, double bound)
         p.schedule = k ? SCHEDULE_GPIPE : SCHEDULE_1F1B;
         if (s->schedule.v && !is_word(s->schedule, schedule_word[p.schedule]))
             continue;
-        for (int r = from; r <= to && !is_late(q); r++) {
+        for (int r = from; r <= to; r++) {
             p.recompute = r;
-            if (r == RECOMPUTE_ATTENTION && from != to && !q->attends)
-                continue;
-            if (slices_wanted(q, f, &p, bound))
-                try_lists(q, f, p);
+            if (r != RECOMPUTE_ATTENTION || from == to || q->attends)
+                look_at_keeps(q, p, bound);
         }
     }
 }
 
-static void try_sliced(Search *q, Found *f, const Cell *c)
+/* Each list, where zero, recompute and chunks are those it was made for. */
+static void try_lists(Search *q, const Sliced *one)
 {
-    Point p = c->at;
-    int lo = 1, hi = most_chunks(q, &p);
-    if (q->s->chunks.set)
-        lo = hi = (int)q->s->chunks.v;
-    for (p.chunks = lo; p.chunks <= hi && is_wanted(q, f, c->bound, 0); p.chunks++)
-        if (p.chunks == 1 || estimate_legal(q->t->e, &p) == LEGAL)
-            try_sliced_chunk(q, f, p, c->bound);
+    SliceLists lists;
+    Point p = one->at;
+    Found f = { 0 };
+    slice_lists(q->view, &p, &lists);
+    p.keep = KEEP_CHOSEN;
+    for (int i = 0; i < lists.n && !is_late(q); i++) {
+        p.nslices = lists.at[i].k;
+        p.slice = lists.at[i].len;
+        if (estimate_legal(q->t->e, &p) == LEGAL)
+            try_point(q, &f, &p);
+    }
+    if (f.any)
+        best_add(q->t, &f.best);
+}
+
+static int by_seconds(const void *a, const void *b)
+{
+    const Sliced *x = a, *y = b;
+    if (x->seconds != y->seconds)
+        return x->seconds < y->seconds ? -1 : 1;
+    return x->bytes != y->bytes ? (x->bytes < y->bytes ? -1 : 1) : mesh_order(&x->at, &y->at);
+}
+
+static int by_bytes(const void *a, const void *b)
+{
+    const Sliced *x = a, *y = b;
+    return x->bytes != y->bytes ? (x->bytes < y->bytes ? -1 : 1) : by_seconds(a, b);
+}
+
+/* What could win by its bounds, the best first: its programme runs unless by then it cannot. */
+static void search_sliced(Search *q)
+{
+    q->view = slice_view(q->t);
+    for (int i = 0; i < q->cells.n && !is_late(q); i++) {
+        const Cell *c = &q->cells.at[i];
+        Point p = c->at;
+        int lo = 1, hi = most_chunks(q, &p);
+        if (p.stages == 1 || !c->fits)
+            continue;
+        if (q->s->chunks.set)
+            lo = hi = (int)q->s->chunks.v;
+        for (p.chunks = lo; p.chunks <= hi && is_wanted(q, NULL, c->bound, 0); p.chunks++)
+            if (p.chunks == c->at.chunks || estimate_legal(q->t->e, &p) == LEGAL)
+                look_at_slices(q, p, c->bound);
+    }
+    SlicedList *all = &q->sliced;
+    if (all->n)
+        qsort(all->at, (size_t)all->n, sizeof *all->at, by_memory(q) ? by_bytes : by_seconds);
+    for (int i = 0; i < all->n && !is_late(q); i++)
+        if (is_wanted(q, NULL, all->at[i].seconds, all->at[i].bytes))
+            try_lists(q, &all->at[i]);
 }
 
 /* ---- cells -------------------------------------------------------------------------- */
@@ -457,9 +577,7 @@ static void add_cell(Search *q, Point p)
     q->t->searched++;
     if (c->n == c->cap) {
         c->cap = c->cap ? 2 * c->cap : 1024;
-        c->at = realloc(c->at, (size_t)c->cap * sizeof *c->at);
-        if (c->at == NULL)
-            die(EXIT_WORLD, "out of memory (tune: %d layouts)", c->cap);
+        c->at = more_room(c->at, (size_t)c->cap * sizeof *c->at);
     }
     c->at[c->n++] = (Cell){ .at = p };
 }
@@ -559,27 +677,26 @@ static void add_cells(Search *q)
 static void look_at_cell(Search *q, Cell *c)
 {
     Point p = c->at;
-    Candidate least;
     if (!q->s->zero.set)
         p.zero = p.data > 1 ? 3 : 0;
     if (!q->s->recompute.v)
         p.recompute = RECOMPUTE_FULL;
-    price(q, &p, &least);
+    Candidate least = smallest(q, p);
     if (!q->s->recompute.v) {
-        Candidate none;
         p.recompute = RECOMPUTE_NONE;
-        price(q, &p, &none);
+        Candidate none = smallest(q, p);
         if (lack(&none) < lack(&least))
             least = none;
     }
+    c->fits_whole = lack(&least) <= 0;
+    c->guess = least.is.step_s;
     bool slices = q->slices_open && p.stages > 1 && !q->p->sees_ahead;
     for (int k = 2; k <= 64 && slices && lack(&least) > 0; k *= 2) {
-        Candidate more;
         p = least.at;
         p.nslices = k;
         if (estimate_legal(q->t->e, &p) != LEGAL)
             break;
-        price(q, &p, &more);
+        Candidate more = smallest(q, p);
         if (lack(&more) < lack(&least))
             least = more;
     }
@@ -595,16 +712,17 @@ static void look_at_cell(Search *q, Cell *c)
     }
 }
 
-static int by_bound(const void *a, const void *b)
+/* The likely first: what is found early leaves less to look at. */
+static int by_guess(const void *a, const void *b)
 {
     const Cell *x = a, *y = b;
-    return x->bound != y->bound ? (x->bound < y->bound ? -1 : 1) : mesh_order(&x->at, &y->at);
+    return x->guess != y->guess ? (x->guess < y->guess ? -1 : 1) : mesh_order(&x->at, &y->at);
 }
 
 static int by_least(const void *a, const void *b)
 {
     const Cell *x = a, *y = b;
-    return x->least != y->least ? (x->least < y->least ? -1 : 1) : by_bound(a, b);
+    return x->least != y->least ? (x->least < y->least ? -1 : 1) : by_guess(a, b);
 }
 
 /* ---- the search ----------------------------------------------------------------------- */
@@ -617,26 +735,18 @@ static void look_at_cells(Search *q)
     if (q->late)                    // not all have bounds: those that have none come last
         for (int i = 0; i < c->n; i++)
             if (c->at[i].least == 0)
-                c->at[i].bound = c->at[i].least = INFINITY;
-    qsort(c->at, (size_t)c->n, sizeof *c->at, by_memory(q) ? by_least : by_bound);
+                c->at[i].guess = c->at[i].least = INFINITY;
+    qsort(c->at, (size_t)c->n, sizeof *c->at, by_memory(q) ? by_least : by_guess);
 }
 
-static void search_sliced(Search *q, Found *f, const Cell *c)
-{
-    if (c->at.stages > 1)
-        try_sliced(q, f, c);
-}
-
-typedef void TryCell(Search *q, Found *f, const Cell *c);
-
-static void search_cells(Search *q, TryCell *try)
+static void search_whole(Search *q)
 {
     for (int i = 0; i < q->cells.n && !is_late(q); i++) {
         const Cell *c = &q->cells.at[i];
         Found f = { .least = c->least };
-        if (!c->fits || !is_wanted(q, NULL, c->bound, try == search_sliced ? 0 : c->least))
-            continue;                   // slices may hold less
-        try(q, &f, c);
+        if (!c->fits_whole || !is_wanted(q, NULL, c->bound, c->least))
+            continue;
+        try_whole(q, &f, c);
         if (f.any)
             best_add(q->t, &f.best);
     }
@@ -672,16 +782,17 @@ Tune *tune_search(Plan *p, const TuneAsk *ask)
     q.slices_open = q.s->slices_kind == SLICES_AUTO;
     add_cells(&q);
     look_at_cells(&q);
-    search_cells(&q, try_whole);
+    search_whole(&q);
     if (q.slices_open && !p->sees_ahead)
-        search_cells(&q, search_sliced);
+        search_sliced(&q);
     t->complete = !q.late;
-    if (!ask->no_front) {
+    if (!ask->no_front && t->best.n) {
         q.for_front = true;
-        search_cells(&q, try_whole);
+        search_whole(&q);
     }
     t->front_complete = !q.late;
     free(q.cells.at);
+    free(q.sliced.at);
     t->seconds = now_s() - start;
     return t;
 }

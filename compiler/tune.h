@@ -81,9 +81,15 @@ TunePins tune_pins(const PlanSpec *s);          // what the plan section pins, i
 void tune_check(const Plan *p);
 
 /* ---- tune_slices.c ---- */
-/* Slice lists worth pricing for a point (its slices are not looked at), in perm: the
- * programme's best of different counts. */
+/* Slice lists worth pricing, in perm: the programme's best of different counts. */
 typedef struct { int n; struct { int k; const int64_t *len; } at[8]; } SliceLists;
-void tune_slices(Tune *t, const Point *p, SliceLists *out);
+typedef struct SliceView SliceView;
+SliceView *slice_view(Tune *t);
+/* What no list of a point comes below; whole: the estimate of its sequence in one slice, with so
+ * many bytes of a workspace that shrinks with its slices. Bytes beyond the room: none fits. */
+void   slice_bound(SliceView *v, const Point *p, const Estimate *whole, double workspace,
+                   double *seconds, double *bytes);
+/* Of a point, whose own slices are not looked at. */
+void   slice_lists(SliceView *v, const Point *p, SliceLists *out);
 
 #endif

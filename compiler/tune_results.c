@@ -319,8 +319,8 @@ int tune_results(const Compile *c)
             printf("  order     rank correlation %.2f with the predicted one\n",
                    correlation(&all, measured));
         printf("  prices    compute takes %.3g times what is priced, communication %.3g times: "
-               "mean error %.1f %%,\n            with these factors %.1f %%\n", f.compute, f.exchange,
-               100 * f.before, 100 * f.after);
+               "mean error %.1f %%,\n            with these factors %.1f %%\n", f.compute,
+               f.exchange, 100 * f.before, 100 * f.after);
         write_prices(w->plan, &f, str_fmt("%s/prices", dir), stdout);
     }
     print_results(&all, measured, stdout);

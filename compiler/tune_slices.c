@@ -6,79 +6,372 @@
  * programme's, and the best list of the grain is among those found; with unequal ones the
  * programme minimises a bound on it, so the best of several counts are tried. The
  * programme's room leaves the workspace out: what then does not fit is dropped.
+ *
+ * Passes of every class of turns are priced once for a mesh and microbatch; a stage adds
+ * them up by how many turns of each class it has.
  */
 #include "slice.h"
 #include "tune.h"
 
 /* TUNING: slices are multiples of 8 tokens where the sequence allows, as in pipeline.c, and of
- * a 64th of the sequence: finer ones change a step by less than it is known. `plan` chooses
+ * a 32nd of the sequence: finer ones change a step by less than it is known. `plan` chooses
  * finer ones. LISTS counts of slices are priced. */
-enum { GRAIN = 8, SHARES = 64, LISTS = 4 };
+enum { GRAIN = 8, SHARES = 32, LISTS = 2 };
 
-typedef struct {
-    const Plan *p;
-    Cost *cost;
-    Stretch *section;
-    int P, v;
-    double b;
-    int nkinds, *kind_stage, *kind_count;   // equal stages are one kind
-} View;
+typedef struct { double f, g, again[3]; bool known; } Pass;    // as PassCost, added up
 
-static int64_t grain_of(const Plan *p, const Point *a)
+/* Stages with the same turns of every class. */
+typedef struct { int *count, *again; double launches[2], parameters, units, data[2]; } Kind;
+
+/* Passes over all classes: by class and slice; what context adds, by slice and context; what k
+ * slices together take at least, by their number. They
+ * hang on cube, microbatch and keep alone, so that other stages and replicas find them
+ * again (but with `ranks` of one's own, which may set the axes of a cube apart). */
+typedef struct { Point at; Pass **base, **more, **least; } Passes;
+enum { TABLES = 512 };              // TUNING: so many are remembered
+
+struct SliceView {
+    Tune *t;
+    const Shape *shape;
+    Point at;                       // whose mesh and microbatch `cost` has
+    int chunks, recompute;          // of the point whose stages are below; 0: none
+    Cost cost;
+    int64_t grain; int n;           // tokens; of them in the sequence
+    Passes *passes, table[TABLES]; int ntables, oldest;
+    int nkinds, *kind_stages; Kind *kind;
+};
+
+SliceView *slice_view(Tune *t)
 {
-    int64_t step = a->x * lcm64(a->y, a->z), L = p->is.sequence;
-    int64_t grain = step / gcd64(step, a->microbatch);
-    if (p->is.balanced)
-        grain = lcm64(grain, 2 * a->x * a->z);
-    if (L % grain)
-        return L;
-    while ((grain < GRAIN || grain * SHARES < L) && L % (2 * grain) == 0)
-        grain *= 2;
-    return grain;
-}
-
-static bool same_stage(const View *v, int a, int b)
-{
-    for (int c = 0; c < v->v; c++) {
-        const Stretch *s = &v->section[c * v->P + a], *t = &v->section[c * v->P + b];
-        if (s->nclasses != t->nclasses)
-            return false;
-        for (int k = 0; k < s->nclasses; k++)
-            if (s->class[k] != t->class[k] || s->count[k] != t->count[k])
-                return false;
+    SliceView *v = NEW(SliceView);
+    v->t = t;
+    v->shape = shape_of(t->plan, t->ask.turns_only);
+    int classes = v->shape->classes.n, most = v->shape->nturns + 1;
+    v->kind = NEWN(Kind, most);
+    v->kind_stages = NEWN(int, most);
+    for (int k = 0; k < most; k++) {
+        v->kind[k].count = NEWN(int, 2 * classes);
+        v->kind[k].again = v->kind[k].count + classes;
     }
-    return true;
+    return v;
 }
 
-static void find_kinds(View *v)
+/* Tokens that every slice is a multiple of; the whole sequence: none is possible. */
+static int64_t grain_of(const Choices *is, const Point *a)
 {
-    v->kind_stage = arena_get(scratch, sizeof *v->kind_stage * (size_t)v->P);
-    v->kind_count = arena_get(scratch, sizeof *v->kind_count * (size_t)v->P);
-    for (int r = 0; r < v->P; r++) {
+    int64_t step = a->x * lcm64(a->y, a->z), L = is->sequence;
+    int64_t grain = step / gcd64(step, a->microbatch);
+    if (is->balanced)
+        grain = lcm64(grain, 2 * a->x * a->z);
+    for (int64_t k = SHARES; k > 1; k--)
+        if (L % k == 0 && L / k % grain == 0 && L / k >= (L < 2 * GRAIN ? 1 : GRAIN))
+            return L / k;
+    return L;
+}
+
+static bool same_cube(const SliceView *v, const Point *a, const Point *b)
+{
+    bool apart = v->t->pins->ranks.n > 0;
+    return a->x == b->x && a->y == b->y && a->z == b->z && a->microbatch == b->microbatch &&
+           a->keep == b->keep && (!apart || (a->data == b->data && a->stages == b->stages));
+}
+
+static bool same_cell(const Point *a, const Point *b)
+{
+    return a->data == b->data && a->stages == b->stages && a->x == b->x && a->y == b->y &&
+           a->z == b->z && a->microbatch == b->microbatch;
+}
+
+static void open_passes(SliceView *v, const Point *p)
+{
+    int classes = v->shape->classes.n;
+    if (v->passes && same_cube(v, &v->passes->at, p))
+        return;
+    for (int i = 0; i < v->ntables; i++)
+        if (same_cube(v, &v->table[i].at, p)) {
+            v->passes = &v->table[i];
+            return;
+        }
+    bool fresh = v->ntables < TABLES;
+    v->oldest = fresh ? v->ntables++ : (v->oldest + 1) % TABLES;
+    Passes *t = v->passes = &v->table[v->oldest];
+    t->at = *p;
+    if (t->base == NULL) {
+        t->base = NEWN(Pass *, classes);
+        t->more = NEWN(Pass *, classes);
+        t->least = NEWN(Pass *, classes);
+    }
+    for (int c = 0; c < classes; c++) {
+        if (t->base[c] == NULL) {
+            t->base[c] = NEWN(Pass, 2 * (SHARES + 1));
+            t->least[c] = t->base[c] + SHARES + 1;
+        }
+        memset(t->base[c], 0, sizeof *t->base[c] * 2 * (SHARES + 1));
+        if (t->more[c])
+            memset(t->more[c], 0, sizeof *t->more[c] * SHARES * SHARES);
+    }
+}
+
+/* The cost's cell, and what is kept gathered in it. */
+static void open_cell(SliceView *v, const Point *p)
+{
+    const char *pin = v->t->pins->keep.v;
+    bool both = pin ? strcmp(pin, "both") == 0 : p->keep == KEEP_BOTH;
+    if (v->n == 0 || !same_cell(&v->at, p)) {
+        Point two = *p;
+        two.nslices = 2;
+        two.slice = NULL;
+        Choices is = estimate_choices(v->t->e, &two);
+        cost_fill(&v->cost, v->t->plan, v->shape, &is);
+        v->chunks = 0;
+        v->at = *p;
+        v->grain = grain_of(&is, p);
+        v->n = (int)(is.sequence / v->grain);
+    }
+    v->cost.keep_inputs = both || (pin ? strcmp(pin, "inputs") == 0 : p->keep == KEEP_INPUTS);
+    v->cost.keep_weights = both || (pin && strcmp(pin, "weights") == 0);
+    open_passes(v, p);
+}
+
+static void set_pass(Pass *to, const PassCost *a)
+{
+    *to = (Pass){ .f = seconds_total(&a->forward), .g = seconds_total(&a->backward),
+                  .known = true };
+    memcpy(to->again, a->again, sizeof to->again);
+}
+
+/* Of l grains after c, over one class. */
+static const Pass *base_of(SliceView *v, int class, int l)
+{
+    Pass *a = &v->passes->base[class][l];
+    if (!a->known) {
+        PassCost pass = cost_pass(&v->cost, class, (double)v->at.microbatch,
+                                  (double)(l * v->grain));
+        set_pass(a, &pass);
+    }
+    return a;
+}
+
+static const Pass *more_of(SliceView *v, int class, int l, int c)
+{
+    if (v->passes->more[class] == NULL)
+        v->passes->more[class] = NEWN(Pass, SHARES * SHARES);
+    Pass *a = &v->passes->more[class][(l - 1) * SHARES + c - 1];
+    if (!a->known) {
+        PassCost pass = cost_context(&v->cost, class, (double)v->at.microbatch,
+                                     (double)(l * v->grain), (double)(c * v->grain));
+        set_pass(a, &pass);
+    }
+    return a;
+}
+
+/* out[k] = k times the convex envelope of at[1 .. n] at n / k: no k numbers that add up to n have
+ * a smaller sum of their at[]. */
+static void envelope(const double *at, int n, double *out)
+{
+    int hull[SHARES + 1], h = 0;
+    for (int i = 1; i <= n; i++) {
+        while (h > 1 && (at[hull[h - 1]] - at[hull[h - 2]]) * (i - hull[h - 2]) >=
+                            (at[i] - at[hull[h - 2]]) * (hull[h - 1] - hull[h - 2]))
+            h--;
+        hull[h++] = i;
+    }
+    for (int k = 1; k <= n; k++) {
+        double x = (double)n / k;
+        int j = 0;
+        while (j + 2 < h && hull[j + 1] < x)
+            j++;
+        int a = hull[j], b = hull[j + 1 < h ? j + 1 : j];
+        double y = a == b ? at[a] : at[a] + (at[b] - at[a]) * (x - a) / (b - a);
+        out[k] = k * y;
+    }
+}
+
+/* What k slices take at least over one class, context left out. */
+static const Pass *least_of(SliceView *v, int class, int k)
+{
+    Pass *of = v->passes->least[class];
+    if (of[k].known)
+        return &of[k];
+    double at[5][SHARES + 1], out[5][SHARES + 1];
+    for (int l = 1; l <= v->n; l++) {
+        const Pass *p = base_of(v, class, l);
+        const double part[5] = { p->f, p->g, p->again[0], p->again[1], p->again[2] };
+        for (int i = 0; i < 5; i++)
+            at[i][l] = part[i];
+    }
+    for (int i = 0; i < 5; i++)
+        envelope(at[i], v->n, out[i]);
+    for (int l = 1; l <= v->n; l++)
+        of[l] = (Pass){ out[0][l], out[1][l], { out[2][l], out[3][l], out[4][l] }, true };
+    return &of[k];
+}
+
+/* Seconds of all turns of a stage; starting kernels takes as long at least. */
+static void stage_seconds(SliceView *v, const Kind *k, int l, int c, double *f, double *g)
+{
+    double a = 0, b = 0;
+    for (int i = 0; i < v->shape->classes.n; i++) {
+        if (k->count[i] == 0)
+            continue;
+        const Pass *p = base_of(v, i, l);
+        a += k->count[i] * p->f;
+        b += k->count[i] * p->g + k->again[i] * p->again[v->recompute];
+        if (c == 0 || v->cost.classes.at[i].nattention == 0)
+            continue;
+        p = more_of(v, i, l, c);
+        a += k->count[i] * p->f;
+        b += k->count[i] * p->g + k->again[i] * p->again[v->recompute];
+    }
+    bool serial = v->cost.prices.serial;
+    *f += serial ? a + k->launches[0] : a > k->launches[0] ? a : k->launches[0];
+    *g += serial ? b + k->launches[1] : b > k->launches[1] ? b : k->launches[1];
+}
+
+/* What goes over data hides beside the pass. */
+static void slice_seconds(void *arg, int kind, int64_t l, int64_t c, double *f, double *g)
+{
+    SliceView *v = arg;
+    const Kind *k = &v->kind[kind];
+    stage_seconds(v, k, (int)(l / v->grain), (int)(c / v->grain), f, g);
+    *f = *f > k->data[0] ? *f : k->data[0];
+    *g = *g > k->data[1] ? *g : k->data[1];
+}
+
+/* ---- stages ------------------------------------------------------------------------ */
+
+static void fill_kind(SliceView *v, Kind *k, const Point *p, const int *turns, int r)
+{
+    const Shape *s = v->shape;
+    int first = 0, n = p->stages * p->chunks;
+    memset(k->count, 0, sizeof *k->count * 2 * (size_t)s->classes.n);
+    for (int i = 0; i < n; first += turns[i++])
+        for (int j = 0; i % p->stages == r && j < turns[i]; j++)
+            k->count[s->class_of[first + j]]++;
+    if (p->recompute != RECOMPUTE_NONE)
+        memcpy(k->again, k->count, sizeof *k->again * (size_t)s->classes.n);
+    if (r == 0 && s->head != NONE)
+        k->count[s->head]++;
+    if (r == p->stages - 1 && s->tail != NONE)
+        k->count[s->tail]++;
+    k->launches[0] = k->launches[1] = k->parameters = k->units = 0;
+    for (int i = 0; i < s->classes.n; i++) {
+        const TurnClass *t = &v->cost.classes.at[i];
+        for (int way = 0; way < 2; way++)
+            k->launches[way] += v->cost.prices.launch * k->count[i] * t->kernels[way];
+        k->parameters += k->count[i] * t->parameters;
+        k->units += k->count[i] * t->units;
+    }
+}
+
+/* Gathers and sums over data of a pass (zero 2 and 3), whatever they hide beside. */
+static void find_data(SliceView *v)
+{
+    const PassCost none = { 0 };
+    for (int k = 0; k < v->nkinds; k++)
+        cost_data(&v->cost, v->kind[k].parameters, v->kind[k].units, &none, v->kind[k].data);
+}
+
+/* Stages of the point by kind, and what each pass does over data. */
+static void open_point(SliceView *v, const Point *p)
+{
+    int n;
+    Point whole = *p;
+    whole.nslices = 1;
+    whole.slice = NULL;
+    open_cell(v, p);
+    v->cost.is.zero = p->zero;
+    if (v->chunks == p->chunks && v->recompute == p->recompute) {
+        find_data(v);
+        return;
+    }
+    const int *turns = estimate_turns(v->t->e, &whole, &n);
+    v->chunks = p->chunks;
+    v->recompute = p->recompute;
+    v->nkinds = 0;
+    for (int r = 0; r < p->stages; r++) {
+        Kind *new = &v->kind[v->nkinds];
         int k = 0;
-        while (k < v->nkinds && !same_stage(v, v->kind_stage[k], r))
+        fill_kind(v, new, p, turns, r);
+        while (k < v->nkinds && memcmp(v->kind[k].count, new->count, sizeof *new->count * 2 *
+                                       (size_t)v->shape->classes.n))
             k++;
         if (k == v->nkinds)
-            v->kind_stage[v->nkinds++] = r;
-        v->kind_count[k]++;
+            v->kind_stages[v->nkinds++] = 0;
+        v->kind_stages[k]++;
     }
+    find_data(v);
 }
 
-static void slice_seconds(void *arg, int kind, int64_t l, int64_t c, double *f, double *b)
+static double microbatches(const SliceView *v, const Point *p)
 {
-    const View *v = arg;
-    for (int ch = 0; ch < v->v; ch++) {
-        const Stretch *s = &v->section[ch * v->P + v->kind_stage[kind]];
-        PassCost a = stretch_pass(v->cost, s, v->b, (double)l, (double)c);
-        *f += seconds_total(&a.forward);
-        *b += seconds_total(&a.backward);
-    }
+    return (double)(v->t->plan->is.batch / p->data / p->microbatch);
 }
+
+/* ---- the programme ----------------------------------------------------------------- */
 
 static Schedule shape(const Plan *p, const Point *a, int64_t k)
 {
     return (Schedule){ .kind = a->schedule, .P = a->stages, .v = a->chunks, .k = (int)k,
                        .m = (int)(p->is.batch / a->data / a->microbatch) };
+}
+
+/* Of a stage, k slices together. */
+static double work_of(SliceView *v, const Kind *kind, int k)
+{
+    double a = 0, b = 0;
+    for (int i = 0; i < v->shape->classes.n; i++)
+        if (kind->count[i]) {
+            const Pass *p = least_of(v, i, k);
+            a += kind->count[i] * p->f;
+            b += kind->count[i] * p->g + kind->again[i] * p->again[v->recompute];
+        }
+    const double f = k * kind->launches[0], g = k * kind->launches[1];
+    const double over[2] = { k * kind->data[0], k * kind->data[1] };
+    a = a > f ? a : f;
+    b = b > g ? b : g;
+    return (a > over[0] ? a : over[0]) + (b > over[1] ? b : over[1]);
+}
+
+/*
+ * Of k slices the longest has lmax = L / k at least. Without context they take no less than
+ * the envelope says, starting their kernels, and what each does over data; the stages
+ * but one wait for the longest:
+ *
+ *     min over k >= 2 of  m work(k)  +  (sum - max over stages of f(lmax, 0) + g(lmax, 0)) / v
+ *
+ * where the stage that is fullest without slices has room for the units of lmax tokens that k
+ * slices have in flight.
+ */
+void slice_bound(SliceView *v, const Point *p, const Estimate *whole, double workspace,
+                 double *seconds, double *bytes)
+{
+    const StageMemory *mem = &whole->memory;
+    Schedule s = shape(v->t->plan, p, 1);
+    double m = microbatches(v, p), L = (double)v->t->plan->is.sequence;
+    double rest = mem->peak - mem->activations - mem->keys_values - workspace;
+    double share = workspace / v->n;
+    double token = mem->activations / schedule_units(&s, whole->worst) / L;
+    open_point(v, p);
+    *seconds = *bytes = INFINITY;
+    for (s.k = 2; s.k <= v->n; s.k++) {
+        int l = (v->n + s.k - 1) / s.k;
+        double held = rest + token * (double)(l * v->grain) * schedule_units(&s, whole->worst) +
+                      share * l;
+        *bytes = held < *bytes ? held : *bytes;
+        if (held > whole->room_bytes)
+            continue;
+        double most = 0, fill = 0, work = 0;
+        for (int i = 0; i < v->nkinds; i++) {
+            double f = 0, g = 0, all = work_of(v, &v->kind[i], s.k);
+            stage_seconds(v, &v->kind[i], l, 0, &f, &g);
+            work = all > work ? all : work;
+            fill += v->kind_stages[i] * (f + g);
+            most = f + g > most ? f + g : most;
+        }
+        double T = m * work + (fill - most) / p->chunks;
+        *seconds = T < *seconds ? T : *seconds;
+    }
 }
 
 typedef struct { const Plan *p; const Point *a; } RoomArg;
@@ -90,11 +383,19 @@ static int64_t room_units(void *arg, int stage, int64_t k)
     return schedule_units(&s, stage);
 }
 
+/* So many at least have slices among the units. */
 static int64_t room_kv(void *arg, int stage, int64_t k)
 {
-    const RoomArg *r = arg;
-    Schedule s = shape(r->p, r->a, k);
-    return schedule_kv(&s, stage);
+    return (room_units(arg, stage, k) + k - 1) / k;
+}
+
+/* From so many slices on, chunks pass in groups that divide m microbatches. */
+static int64_t least_count(const Point *p, int64_t m)
+{
+    int64_t k = p->chunks > 1 ? p->stages : 2;
+    while (k > 2 && m % ((p->stages + k - 2) / (k - 1)) == 0)
+        k--;
+    return k > 2 ? k : 2;
 }
 
 /* Bytes of a unit and of keys and values, from what the whole sequence in one slice holds. */
@@ -108,39 +409,34 @@ static SliceRoom room_of(Tune *t, const Point *whole, RoomArg *arg)
         StageMemory m = estimate_memory(t->e, whole, r);
         double rest = m.peak - m.activations - m.keys_values - m.workspace;
         double left = (double)p->is.room_bytes - rest;
-        at[r] = (int64_t)(m.activations / schedule_units(&one, r) / (double)p->is.sequence);
-        kv[r] = (int64_t)(m.keys_values / (double)schedule_kv(&one, r));
+        int units = schedule_units(&one, r);
+        at[r] = (int64_t)(m.activations / units / (double)p->is.sequence);
+        kv[r] = (int64_t)(m.keys_values / units);
         room[r] = left > 9e18 ? INT64_MAX / 4 : (int64_t)left;
     }
-    return (SliceRoom){ .schedule = whole->chunks > 1 ? SLICE_OWN
-                            : whole->schedule == SCHEDULE_GPIPE ? SLICE_GPIPE : SLICE_1F1B,
-                        .token_bytes = at, .kv_bytes = kv, .room_bytes = room,
-                        .units = room_units, .kv = room_kv, .arg = arg };
+    return (SliceRoom){ .schedule = SLICE_OWN, .token_bytes = at, .kv_bytes = kv,
+                        .room_bytes = room, .units = room_units, .kv = room_kv, .arg = arg };
 }
 
-void tune_slices(Tune *t, const Point *p, SliceLists *out)
+void slice_lists(SliceView *v, const Point *p, SliceLists *out)
 {
-    Plan plan = *t->plan;
     Point whole = *p;
+    *out = (SliceLists){ 0 };
     whole.nslices = 1;
     whole.slice = NULL;
-    plan.is = estimate_choices(t->e, &whole);
-    int n;
-    const int *turns = estimate_turns(t->e, &whole, &n);
-    View v = { .p = &plan, .P = p->stages, .v = p->chunks, .b = (double)p->microbatch };
-    v.cost = cost_new(&plan, t->ask.turns_only);
-    v.section = stretch_new(v.cost, n, turns);
-    find_kinds(&v);
-    RoomArg arg = { t->plan, &whole };
-    SliceRoom room = room_of(t, &whole, &arg);
-    SliceProblem pr = { .tokens = plan.is.sequence, .grain = grain_of(&plan, p),
-        .stages = p->stages, .microbatches = plan.is.batch / p->data / p->microbatch,
-        .separate = true, .time = slice_seconds, .arg = &v, .nkinds = v.nkinds,
-        .kind_stages = v.kind_count, .candidates = LISTS, .least = 2, .room = &room };
-    *out = (SliceLists){ 0 };
-    t->programmes++;
-    if (pr.tokens / pr.grain < 2)
+    open_point(v, p);
+    if (v->n < 2)
         return;
+    RoomArg arg = { v->t->plan, &whole };
+    SliceRoom room = room_of(v->t, &whole, &arg);
+    SliceProblem pr = { .tokens = v->t->plan->is.sequence, .grain = v->grain, .stages = p->stages,
+        .microbatches = (int64_t)microbatches(v, p), .separate = true, .time = slice_seconds,
+        .arg = v, .nkinds = v->nkinds, .kind_stages = v->kind_stages, .candidates = LISTS,
+        .room = &room };
+    pr.least = least_count(p, pr.microbatches);
+    if (pr.least > v->n)
+        return;
+    v->t->programmes++;
     Slices found = slice_solve(scratch, &pr);
     for (int i = 0; i < found.ncand; i++) {
         int64_t *len = NEWN(int64_t, found.cand[i].k);

@@ -20,7 +20,8 @@ static Plan *opened(const char *const *sets)
 
 /* All layouts, one by one. cell: the best of each mesh and microbatch. */
 typedef struct {
-    Plan *p; Tune like;             // like: for tune_slices and tune_order
+    Plan *p; Tune like;             // like: for estimates and the view
+    SliceView *view; int keep;
     Objective objective;
     int64_t legal, feasible, rejected, priced;
     Candidates cell, all;           // all: those that fit
@@ -51,37 +52,38 @@ static void every_zero(Every *q, Point a, Candidate *best, bool *any)
             every_recompute(q, a, best, any);
 }
 
-/* The lists for each schedule and recompute, priced with all of them. */
+static void every_slices(Every *q, Point a, Candidate *best, bool *any)
+{
+    static const int keeps[] = { KEEP_BOTH, KEEP_INPUTS, KEEP_NONE };
+    SliceLists lists;
+    a.keep = keeps[q->keep];
+    slice_lists(q->view, &a, &lists);
+    a.keep = KEEP_CHOSEN;
+    for (int i = 0; i < lists.n; i++) {
+        Candidate c = { .at = a };
+        c.at.nslices = lists.at[i].k;
+        c.at.slice = lists.at[i].len;
+        if (estimate_legal(q->like.e, &c.at) != LEGAL ||
+            estimate(q->like.e, &c.at, &c.is) != LEGAL)
+            continue;
+        if (!*any || tune_order(q->objective, &c, best) < 0)
+            *best = c;
+        *any = true;
+    }
+    arena_reset(scratch);
+}
+
+/* Whole sequences, and the programme's lists for everything that it depends on. */
 static void every_list(Every *q, Point a, Candidate *best, bool *any)
 {
     for (int s = 0; s < (a.stages > 1 ? 2 : 1); s++) {
         a.schedule = s ? SCHEDULE_GPIPE : SCHEDULE_1F1B;
-        a.nslices = 1;
-        a.slice = NULL;
         every_zero(q, a, best, any);
-        for (int r = 0; a.stages > 1 && r < 3; r++) {
-            SliceLists lists;
-            Point b = a;
-            b.recompute = r;
-            tune_slices(&q->like, &b, &lists);
-            for (int i = 0; i < lists.n; i++) {
-                a.nslices = lists.at[i].k;
-                a.slice = lists.at[i].len;
-                for (a.zero = 0; a.zero <= 3; a.zero++) {
-                    Point c = a;
-                    c.recompute = r;
-                    c.recompute_turns = 0;
-                    Candidate e = { .at = c };
-                    if (estimate_legal(q->like.e, &c) != LEGAL ||
-                        estimate(q->like.e, &c, &e.is) != LEGAL)
-                        continue;
-                    if (!*any || tune_order(q->objective, &e, best) < 0)
-                        *best = e;
-                    *any = true;
-                }
-                arena_reset(scratch);
-            }
-        }
+        for (a.zero = 0; a.stages > 1 && a.zero < 4; a.zero++)
+            for (a.recompute = 0; a.recompute < 3; a.recompute++)
+                for (q->keep = 0; q->keep < 3 && estimate_legal(q->like.e, &a) == LEGAL; q->keep++)
+                    every_slices(q, a, best, any);
+        a.zero = a.recompute = 0;
     }
 }
 
@@ -138,6 +140,7 @@ static Every enumerate(Plan *p, Objective objective)
 {
     Every q = { .p = p, .objective = objective };
     q.like = (Tune){ .plan = p, .pins = &p->config->plan, .e = estimator_new(p, false) };
+    q.view = slice_view(&q.like);
     every_mesh(&q, (int)tune_devices(p->config));
     sorted_by = objective;
     if (q.cell.n)
