@@ -21,7 +21,7 @@ static int split_line(char *s, const char **out)
         bool quoted = false;
         for (; *s && (quoted || *s != ','); s++) {
             if (*s == '"' && quoted && s[1] == '"')
-                *w++ = *++s - 0;
+                *w++ = *++s;
             else if (*s == '"')
                 quoted = !quoted;
             else if (*s != '\n' && *s != '\r')
@@ -275,7 +275,7 @@ static const char *read_layout(Row *r, const Cells *c, const Source *s)
         return "tp pp dp cp do not multiply to the GPUs";
     if (l->batch < l->micro * l->dp - 0.5)
         return "the batch is smaller than a microbatch of each replica";
-    if (has(notes, "Gbps") && has(notes, "delay"))
+    if (has(notes, "bps") && (has(notes, "delay") || has(notes, "bandwidth")))
         return "a network slowed down on purpose";
     if (has(notes, "interleaved") && l->vp < 2)
         return "interleaved by a number of chunks that is not stated";
@@ -436,6 +436,11 @@ void rows_read(Rows *rows, const char *path)
         if (*text(&c, "measured_metric") == 0) {
             if (*text(&c, "fwd_us") || *text(&c, "collective"))
                 calibration_row(rows, &c, file, n);
+            else if (strspn(line, " ,\r\n") < strlen(line)) {
+                Row r = { .file = file, .line = n, .set = file, .sweep = "", .config = "",
+                          .how = s->how, .why_not = "nothing says what was measured" };
+                vec_add(rows, r);
+            }
             continue;
         }
         r.config = str_fmt("%s %s %s %s %s/%s/%s/%s/%s z%s b%s/%s %s %s %s %s %s",
