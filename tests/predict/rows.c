@@ -437,9 +437,9 @@ void rows_read(Rows *rows, const char *path)
             if (*text(&c, "fwd_us") || *text(&c, "collective"))
                 calibration_row(rows, &c, file, n);
             else if (strspn(line, " ,\r\n") < strlen(line)) {
-                Row r = { .file = file, .line = n, .set = file, .sweep = "", .config = "",
-                          .how = s->how, .why_not = "nothing says what was measured" };
-                vec_add(rows, r);
+                Row none = { .file = file, .line = n, .set = file, .sweep = "", .config = "",
+                             .how = s->how, .why_not = "nothing says what was measured" };
+                vec_add(rows, none);
             }
             continue;
         }
