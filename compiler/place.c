@@ -463,6 +463,32 @@ static void check_parts(Part *q, const Op *o)
     }
 }
 
+/* What is worked on part by part, and its other side, may not be cut in another way: only
+ * copies spread along such links (BY_PARTS). */
+static void check_cuts(Part *q, const Op *o)
+{
+    const Plan *p = q->p;
+    char home = q->spot[o->out[0]].home, a = side_of(p, home);
+    int64_t size = axes_size(p, axis_of(home), 1);
+    bool by_parts = (o->kind == OP_SPLIT || o->kind == OP_CONCAT) && o->parts > 1;
+    TensorId cut = NONE;
+    for (int j = 0; j < o->nin + o->nout; j++) {
+        TensorId t = j < o->nin ? o->in[j] : o->out[j - o->nin];
+        const Tensor *x = &p->tensors.at[t];
+        if (x->kind != T_ROWS || x->width <= 1)
+            continue;
+        by_parts |= is_row_op(o) && p->tensors.at[o->out[0]].width > 1 &&
+                    x->width != p->tensors.at[o->out[0]].width;
+        cut = q->spot[t].cols.n > 1 ? t : cut;
+    }
+    if (!by_parts || cut == NONE || size == 1 || o->phase != PHASE_FORWARD)
+        return;
+    diag_error(o->loc, "heads-divide", "`%s`, which `%s` takes part by part, is cut into pieces "
+               "that split over %c = %" PRId64 " one by one", p->tensors.at[cut].name, o->name, a,
+               size);
+    diag_hint("cut it by the same parts everywhere, with heads=, or use %c = 1", a);
+}
+
 static void check_attention(Part *q, const Op *o)
 {
     int64_t y = q->p->is.y;
@@ -520,7 +546,10 @@ void place_columns(Part *q)
     int before = diag_errors();
     for (int i = 0; i < p->nforward && diag_errors() < before + 8; i++) {
         const Op *o = &p->ops.at[i];
+        int said = diag_errors();
         check_parts(q, o);
+        if (said == diag_errors())
+            check_cuts(q, o);
         if (o->kind == OP_ATTN)
             check_attention(q, o);
         for (int j = 0; j < o->nout; j++)

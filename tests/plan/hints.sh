@@ -46,6 +46,7 @@ partition-1d    | partition = 3d         | --set plan.partition=3d
 summa-grid      | partition = 3d         | --set plan.partition=3d
 summa-keep      | keep = none            | --set plan.keep=none
 summa-heads     | q can be 1, 2          | --set plan.partition=summa(2)
+parts-cut       | use z = 1              | --set plan.cube=[1,2,1]
 rows-balanced   | rows = plain           | --set plan.rows=plain
 rows-balanced   | a sequence of 42       | --set train.sequence=42
 rows-divide     | a batch of 10 fits     | --set train.batch=10
