@@ -133,8 +133,12 @@ static int profiled_precision(const Profile *f, int bytes)
 const Reach *price_reach(const char *arch)
 {
     const Reach *r = reached;
-    while (r->arch && !(arch && strcmp(r->arch, arch) == 0))
+    size_t n = arch ? strlen(arch) : 0;
+    while (r->arch && !(n > 0 && strcmp(r->arch, arch) == 0))
         r++;
+    for (const Reach *g = reached; r->arch == NULL && n > 1 && g->arch; g++)
+        if (strlen(g->arch) == n && strncmp(g->arch, arch, n - 1) == 0)
+            return g;               // of one generation: all but the last digit
     return r;
 }
 

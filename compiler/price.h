@@ -71,7 +71,7 @@ typedef struct {
 } Attention;
 
 Prices price_list(const Plan *p);
-/* Constants of an architecture; the last resort for those not in the table. */
+/* Constants of an architecture, else of its generation (sm_86: sm_80), else of any device. */
 const Reach *price_reach(const char *arch);
 /* The mesh of a plan; of other sizes with the ranks in the plan's order. */
 Mesh   price_mesh(const Plan *p);

@@ -169,7 +169,9 @@ Test(cost, products_in_blocks)
     double even = price_products(&w, 1, 4096, 50304, 2048, 2);
     double odd = price_products(&w, 1, 4096, 50257, 2048, 2);
     cr_assert_gt(odd, 1.8 * even);
+    cr_assert_str_eq(price_reach("sm_86")->arch, "sm_80");
     cr_assert_null(price_reach("none such")->arch);
+    cr_assert_null(price_reach(NULL)->arch);
 }
 
 /* Small sums over many nodes go up and down a tree; large ones are as long as a ring. */
