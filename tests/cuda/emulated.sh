@@ -76,16 +76,18 @@ one() { # NAME PRECISION MODEL SETTING...
     rm -rf "$dir"; mkdir -p "$dir"
     args="--set train.precision=$precision"
     for s; do args="$args --set $s"; done
+    small_steps=$slower
+    case $args in *adamw*) small_steps= ;; esac
     "$TERACUBE" emit $model $small $args --target cuda -o "$dir" -q 2> "$dir/err" ||
         { fails "$name: emit"; cat "$dir/err"; return; }
     (cd "$dir" && ld -r -b binary -z noexecstack -o tables.o program.tables) || exit 4
     build plain || return
     { twin $precision "$model" $args --steps 0 --save "$dir/w0" &&
       twin $precision "$model" $args --steps 1 --save "$dir/w1" &&
-      twin $precision "$model" $args $slower --steps 5 --log "$dir/l1" &&
+      twin $precision "$model" $args $small_steps --steps 5 --log "$dir/l1" &&
       bound=$(allowed $precision "$model") && [ -n "$bound" ]; } > "$dir/err" 2>&1 ||
         { fails "$name: the twin's run"; cat "$dir/err"; return; }
-    { CUDASIM_SEED=1 "$dir/plain" $slower --steps 5 --log "$dir/l2" -q &&
+    { CUDASIM_SEED=1 "$dir/plain" $small_steps --steps 5 --log "$dir/l2" -q &&
       "$dir/plain" --steps 0 --save "$dir/v0" -q; } > "$dir/err" 2>&1 ||
         { fails "$name: status $?"; head -20 "$dir/err"; return; }
     same_numbers > "$dir/err" ||
@@ -120,6 +122,11 @@ few() {
     one bf16 bf16 "$llama" plan.cube=[1,2,2]
     one ends fp32 "$tiny" plan.cube=[1,2,1]
     one ends-again bf16 "$tiny" model.hidden=20 plan.recompute=full
+    # eps keeps what is noise in a gradient from becoming a step of lr
+    one adamw fp64 "$tiny" plan.data=2 plan.zero=2 plan.logits_chunk=16 train.clip=0.5 \
+        "train.optimizer=adamw(lr=0.1,eps=0.1,weight_decay=0.1)"
+    one adamw-bf16 bf16 "$tiny" plan.cube=[1,2,1] plan.logits_chunk=16 train.clip=0.5 \
+        "train.optimizer=adamw(lr=0.01,eps=0.1,weight_decay=0.1)"
     one bf16-slices bf16 "$tiny" plan.pipeline=2 plan.microbatch=2 "plan.slices=[12,8,4]"
 }
 
