@@ -2,6 +2,7 @@
 # Folders of the best layouts: they build and run, what they measured ranks them, and what
 # failed keeps its reason.
 . tests/input/_lib.sh
+unset MAKEFLAGS MFLAGS CC           # those of `make check CC=..` are not for its folders
 m="$top/examples/tiny.tcube --set train.data=$WORK/d.txt"
 works "$t" tune $m --emit 3 -o all --top 3
 is "three folders and a script" -x all/run.sh -a -f all/1/settings -a -f all/3/Makefile -a ! -e all/4
