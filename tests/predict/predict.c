@@ -224,7 +224,7 @@ static Words set_names(const Rows *rows)
 static void print_table(const Rows *rows)
 {
     Words names = set_names(rows);
-    printf("%-44s %5s %6s %6s %8s %6s %5s %6s %5s %6s %6s %6s %6s\n", "set", "rows", "error",
+    printf("%-44s %5s %6s %6s %10s %6s %5s %6s %5s %6s %6s %6s %6s\n", "set", "rows", "error",
            "bias", "fitted", "sweeps", "rank", "least", "regr.", "most", "memory", "error", "oom");
     for (int i = 0; i < names.n; i++) {
         Set s = set_of(rows, names.at[i]);
@@ -234,9 +234,9 @@ static void print_table(const Rows *rows)
         else
             printf(" %5s %6s %6s", "-", "-", "-");
         if (s.trained)
-            printf(" %3d%4.1f%%", s.trained, 100 * s.trained_error);
+            printf(" %4d %4.1f%%", s.trained, 100 * s.trained_error);
         else
-            printf(" %8s", "-");
+            printf(" %10s", "-");
         if (s.sweeps)
             printf(" %6d %5.2f %6.2f %4.1f%% %5.1f%%", s.sweeps, s.rank, s.least_rank,
                    100 * s.regret, 100 * s.most_regret);
