@@ -931,7 +931,7 @@ Slices slice_solve(Arena *a, const SliceProblem *p)
     for (int i = 0; i < want; i++)
         top[i] = (Found){ .T = INFINITY, .len = get((size_t)n, sizeof(int)) };
 
-    if (search(&g, 0, most_ell, 0, INFINITY, top)) {
+    if (search(&g, 0, most_ell, 0, p->worth > 0 ? p->worth : INFINITY, top)) {
         int near = top->k, longest = 0;
         for (int i = 0; i < near; i++)
             longest = top->len[i] > longest ? top->len[i] : longest;

@@ -77,6 +77,7 @@ typedef struct {
     const int *kind_stages;         // per kind: how many stages, sum K
     const SliceRoom *room;          // NULL: no bound
     int64_t least, most;            // number of slices allowed (0: any)
+    double worth;                   // lists with a T above are not looked for (0: all are)
     int candidates;                 // best so many of different k (0: the best alone)
     bool count_caps;                // fill Slices.caps (sorts the grid)
 } SliceProblem;

@@ -25,7 +25,7 @@
 #include "tune.h"
 
 /* TUNING: slower layouts than so many times the best are of no interest, whatever they save. */
-#define FRONT_TIMES 3
+#define FRONT_TIMES 2
 
 const char *const objective_word[OBJECTIVES] = { "time", "memory", "cost" };
 
@@ -508,7 +508,8 @@ static void try_lists(Search *q, const Sliced *one)
     SliceLists lists;
     Point p = one->at;
     Found f = { 0 };
-    slice_lists(q->view, &p, &lists);
+    bool full = q->t->best.n == q->t->ask.top && !by_memory(q);
+    slice_lists(q->view, &p, full ? q->t->best.at[q->t->best.n - 1].is.step_s : INFINITY, &lists);
     p.keep = KEEP_CHOSEN;
     for (int i = 0; i < lists.n && !is_late(q); i++) {
         p.nslices = lists.at[i].k;

@@ -89,7 +89,7 @@ SliceView *slice_view(Tune *t);
  * many bytes of a workspace that shrinks with its slices. Bytes beyond the room: none fits. */
 void   slice_bound(SliceView *v, const Point *p, const Estimate *whole, double workspace,
                    double *seconds, double *bytes);
-/* Of a point, whose own slices are not looked at. */
-void   slice_lists(SliceView *v, const Point *p, SliceLists *out);
+/* Of a point, whose own slices are not looked at; lists that take longer may be left out. */
+void   slice_lists(SliceView *v, const Point *p, double limit_s, SliceLists *out);
 
 #endif

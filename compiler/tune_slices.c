@@ -18,6 +18,10 @@
  * finer ones. LISTS counts of slices are priced. */
 enum { GRAIN = 8, SHARES = 32, LISTS = 2 };
 
+/* TUNING: the programme's objective is a bound on the estimate where stages differ, and no
+ * more above it than this. */
+#define WORTH 1.02
+
 typedef struct { double f, g, again[3]; bool known; } Pass;    // as PassCost, added up
 
 /* Stages with the same turns of every class. */
@@ -228,14 +232,15 @@ static void stage_seconds(SliceView *v, const Kind *k, int l, int c, double *f, 
     *g += serial ? b + k->launches[1] : b > k->launches[1] ? b : k->launches[1];
 }
 
-/* What goes over data hides beside the pass. */
+/* Of one chunk on average: the programme has as many times more microbatches. What goes over data
+ * hides beside the pass. */
 static void slice_seconds(void *arg, int kind, int64_t l, int64_t c, double *f, double *g)
 {
     SliceView *v = arg;
     const Kind *k = &v->kind[kind];
     stage_seconds(v, k, (int)(l / v->grain), (int)(c / v->grain), f, g);
-    *f = *f > k->data[0] ? *f : k->data[0];
-    *g = *g > k->data[1] ? *g : k->data[1];
+    *f = (*f > k->data[0] ? *f : k->data[0]) / v->chunks;
+    *g = (*g > k->data[1] ? *g : k->data[1]) / v->chunks;
 }
 
 /* ---- stages ------------------------------------------------------------------------ */
@@ -418,7 +423,7 @@ static SliceRoom room_of(Tune *t, const Point *whole, RoomArg *arg)
                         .room_bytes = room, .units = room_units, .kv = room_kv, .arg = arg };
 }
 
-void slice_lists(SliceView *v, const Point *p, SliceLists *out)
+void slice_lists(SliceView *v, const Point *p, double limit_s, SliceLists *out)
 {
     Point whole = *p;
     *out = (SliceLists){ 0 };
@@ -430,10 +435,11 @@ void slice_lists(SliceView *v, const Point *p, SliceLists *out)
     RoomArg arg = { v->t->plan, &whole };
     SliceRoom room = room_of(v->t, &whole, &arg);
     SliceProblem pr = { .tokens = v->t->plan->is.sequence, .grain = v->grain, .stages = p->stages,
-        .microbatches = (int64_t)microbatches(v, p), .separate = true, .time = slice_seconds,
+        .microbatches = (int64_t)microbatches(v, p) * p->chunks, .separate = true,
+        .worth = limit_s < INFINITY ? WORTH * limit_s : 0, .time = slice_seconds,
         .arg = v, .nkinds = v->nkinds, .kind_stages = v->kind_stages, .candidates = LISTS,
         .room = &room };
-    pr.least = least_count(p, pr.microbatches);
+    pr.least = least_count(p, (int64_t)microbatches(v, p));
     if (pr.least > v->n)
         return;
     v->t->programmes++;

@@ -57,7 +57,7 @@ static void every_slices(Every *q, Point a, Candidate *best, bool *any)
     static const int keeps[] = { KEEP_BOTH, KEEP_INPUTS, KEEP_NONE };
     SliceLists lists;
     a.keep = keeps[q->keep];
-    slice_lists(q->view, &a, &lists);
+    slice_lists(q->view, &a, INFINITY, &lists);
     a.keep = KEEP_CHOSEN;
     for (int i = 0; i < lists.n; i++) {
         Candidate c = { .at = a };
