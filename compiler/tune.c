@@ -394,8 +394,13 @@ static double least_seconds(Search *q, Point p)
 static void try_zeros(Search *q, Found *f, Point p, const Cell *c)
 {
     p.zero = most_zero(q, &p);
-    double bytes = fewest_bytes(q, p), seconds;
-    if (!is_wanted(q, f, c->bound, bytes) || !is_wanted(q, f, seconds = least_seconds(q, p), bytes))
+    double bytes = c->least, seconds = c->bound;
+    if (f->any)                         // then time is the likelier reason
+        seconds = least_seconds(q, p);
+    if (!is_wanted(q, f, seconds, bytes) ||
+        !is_wanted(q, f, seconds, bytes = fewest_bytes(q, p)))
+        return;
+    if (!f->any && !is_wanted(q, f, seconds = least_seconds(q, p), bytes))
         return;
     for (; p.zero >= least_zero(q) && !is_late(q); p.zero--) {
         if (p.zero < most_zero(q, &p))
@@ -464,20 +469,31 @@ static void look_at_zeros(Search *q, Point p, double floor, double workspace)
     }
 }
 
-/* With what is kept gathered: the more, the less time and room. What slices do without is the
+/* With what is kept gathered: the more, the less time and room. What shrinks with the slices is the
  * workspace of the whole. */
 static void look_at_keeps(Search *q, Point p, double bound)
 {
-    static const int keeps[] = { KEEP_NONE, KEEP_INPUTS, KEEP_BOTH };
+    static const int keeps[] = { KEEP_BOTH, KEEP_INPUTS, KEEP_NONE };
+    const Estimate none = { .room_bytes = INFINITY };
+    int n = q->s->keep.v ? 1 : 3;
+    double seconds, bytes;
+    p.keep = n == 1 ? KEEP_CHOSEN : KEEP_BOTH;
+    p.zero = least_zero(q);
+    slice_bound(q->view, &p, &none, 0, &seconds, &bytes);
+    if (!is_wanted(q, NULL, seconds > bound ? seconds : bound, 0))
+        return;
     p.zero = most_zero(q, &p);
     Candidate least = smallest(q, p);
-    double workspace = least.is.memory.workspace, seconds, bytes;
-    slice_bound(q->view, &least.at, &least.is, workspace, &seconds, &bytes);
-    if (bytes > (double)q->p->is.room_bytes)
-        return;
-    for (int k = 0; k < (q->s->keep.v ? 1 : 3); k++) {
-        p.keep = q->s->keep.v ? KEEP_CHOSEN : keeps[k];
-        look_at_zeros(q, p, bound, workspace);
+    double workspace = least.is.memory.workspace;
+    for (int k = 0; k < n; k++) {       // each with as much room as none of them has
+        p.keep = n == 1 ? KEEP_CHOSEN : keeps[k];
+        p.zero = least_zero(q);
+        slice_bound(q->view, &p, &least.is, workspace, &seconds, &bytes);
+        seconds = seconds > bound ? seconds : bound;
+        if (bytes > (double)q->p->is.room_bytes)
+            return;
+        if (is_wanted(q, NULL, seconds, bytes))
+            look_at_zeros(q, p, seconds, workspace);
     }
 }
 
