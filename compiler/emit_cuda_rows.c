@@ -618,7 +618,9 @@ void cuda_rows(Text *out, const RowProg *p, const char *symbol, CudaRows how)
     r.red = NEWN(Reduction, 2 * p->nnodes + 1);
     find_levels(&r);
     find_kept(&r);
-    put(&r, "__global__ void __launch_bounds__(%d) %s(\n    ", how.block, symbol);
+    // With a least number of blocks the compiler does not spill for the sake of more of them.
+    put(&r, "__global__ void __launch_bounds__(%d, %d) %s(\n    ", how.block,
+        how.is_double || how.block > BLOCK ? 1 : 2, symbol);
     parameters(&r);
     put(&r, ")\n{\n    constexpr int G = %d, V = %d;       // threads of an item, neighbours\n"
         "    const int lane = threadIdx.x %% G;\n"
