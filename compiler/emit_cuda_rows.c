@@ -10,7 +10,7 @@
  *                shuffles (and shared memory, where the group is a block)
  *     phase p+1  reads them as scalars
  *
- * Levels are those of emit_llvm_rows.c. A value that needs a costly function, or
+ * Levels are those of rowlevels.c. A value that needs a costly function, or
  * a load, is kept for later phases; anything else is computed again. Sums over rows
  * (R_COLSUM) are kept over all items of a group, then added up in the block's row of the
  * scratch matrix. Functions are those of templates/cuda/rows.cuh.
@@ -21,104 +21,19 @@
 
 enum { WARP = 32, BLOCK = 256, WIDE_BLOCK = 512 };
 
-typedef struct { RowNodeKind kind; int a, b, node, phase, mean; } Reduction;
-
 typedef struct {
     const RowProg *p;
     Text *out;
     CudaRows how;
     int64_t pw; int E;
     int nphases, nred;
-    Reduction *red;
+    RowReduction *red;
     int *level, *seen, *kept;       // kept: last phase that reads it again, NONE
     bool *scalar, *done, *used;     // done: named in the present scope; used: by a result
     int phase;
 } Rows;
 
 /* ---- analysis -------------------------------------------------------------------- */
-
-static bool costly(const RowNode *n)
-{
-    if (n->kind != R_OP)
-        return false;
-    switch (n->op) {
-    case OP_EXP: case OP_LOG: case OP_TANH: case OP_SIGMOID: case OP_ERF: case OP_SIN:
-    case OP_COS: case OP_DROPOUT: case OP_SQRT: case OP_RSQRT: case OP_DIV:
-        return true;
-    case OP_POW:
-        return n->c != floor(n->c) || n->c < 0;
-    default:
-        return false;
-    }
-}
-
-static bool is_reduction(RowNodeKind k)
-{
-    return k == R_SUM || k == R_MEAN || k == R_M2 || k == R_MAX || k == R_FIRST;
-}
-
-static bool is_scalar(const Rows *r, const RowNode *n)
-{
-    const RowArg *a = &r->p->arg[n->arg];
-    switch (n->kind) {
-    case R_NUMBER: case R_LOADPART: return true;
-    case R_LOAD:    return a->per > 1 && a->per % r->pw == 0;
-    case R_LOADVEC: return a->length == 1;
-    case R_OP:
-        if (n->op == OP_COLUMN || n->op == OP_DROPOUT)
-            return false;
-        return r->scalar[n->a] && (n->b < 0 || n->op == OP_SPREAD || r->scalar[n->b]);
-    default:
-        return is_reduction(n->kind);
-    }
-}
-
-static int level_of(const Rows *r, const RowNode *n)
-{
-    int a = 0, b = 0;
-    if (n->kind == R_OP && n->op == OP_COLUMN)
-        return 0;
-    if (n->kind >= R_OP && n->a >= 0)
-        a = r->level[n->a];
-    if (((n->kind == R_OP && n->op != OP_SPREAD) || n->kind == R_FIRST) && n->b >= 0)
-        b = r->level[n->b];
-    int most = a > b ? a : b;
-    return most + (n->kind == R_M2 ? 2 : is_reduction(n->kind) ? 1 : 0);
-}
-
-static int add_reduction(Rows *r, RowNodeKind kind, int a, int b, int node, int phase)
-{
-    r->red[r->nred] = (Reduction){ kind, a, b, node, phase, NONE };
-    return r->nred++;
-}
-
-static int mean_of(Rows *r, int a)      // of R_M2's operand: an R_MEAN's, or its own
-{
-    for (int i = 0; i < r->nred; i++)
-        if (r->red[i].kind == R_MEAN && r->red[i].a == a)
-            return i;
-    return add_reduction(r, R_MEAN, a, NONE, NONE, r->level[a]);
-}
-
-static void find_levels(Rows *r)
-{
-    for (int i = 0; i < r->p->nnodes; i++) {
-        const RowNode *n = &r->p->node[i];
-        r->level[i] = level_of(r, n);
-        r->scalar[i] = is_scalar(r, n);
-        r->seen[i] = r->kept[i] = NONE;
-        if (is_reduction(n->kind) && n->kind != R_M2)
-            add_reduction(r, n->kind, n->a, n->kind == R_FIRST ? n->b : NONE, i, r->level[i] - 1);
-        r->nphases = r->level[i] >= r->nphases ? r->level[i] + 1 : r->nphases;
-    }
-    for (int i = 0; i < r->p->nnodes; i++) {
-        const RowNode *n = &r->p->node[i];
-        if (n->kind != R_M2)
-            continue;
-        int mean = mean_of(r, n->a);
-        r->red[add_reduction(r, R_M2, n->a, NONE, i, r->level[i] - 1)].mean = mean;
-    }
-}
 
 /* Marks what a result is made of. */
 static void use(Rows *r, int i)
@@ -139,7 +54,7 @@ static bool keeps(const Rows *r, int i)
 {
     const RowNode *n = &r->p->node[i];
     bool wide_load = n->kind == R_LOAD && !r->scalar[i];
-    return !r->scalar[i] && (wide_load || n->kind == R_LOADVEC || costly(n));
+    return !r->scalar[i] && (wide_load || n->kind == R_LOADVEC || row_costly(n));
 }
 
 /* Marks what phase p evaluates for node i. */
@@ -267,7 +182,7 @@ static void scalars(Rows *r, int phase)
 {
     for (int i = 0; i < r->p->nnodes; i++) {
         const RowNode *n = &r->p->node[i];
-        if (r->scalar[i] && r->used[i] && r->level[i] == phase && !is_reduction(n->kind) &&
+        if (r->scalar[i] && r->used[i] && r->level[i] == phase && !row_is_reduction(n->kind) &&
             n->kind != R_NUMBER)
             scalar_text(r, i);
     }
@@ -351,14 +266,14 @@ static void element(Rows *r, int i, int p)
 
 /* ---- phases ---------------------------------------------------------------------------- */
 
-static void reduction_begin(Rows *r, const Reduction *d, int k)
+static void reduction_begin(Rows *r, const RowReduction *d, int k)
 {
     const char *nowhere = constant(r, r->how.is_double ? 1e300 : 1e30);
     const char *first = d->kind == R_MAX ? "-INFINITY" : d->kind == R_FIRST ? nowhere : "0";
     put(r, "        %s r%d = %s;\n", real(r), k, first);
 }
 
-static void reduction_step(Rows *r, const Reduction *d, int k)
+static void reduction_step(Rows *r, const RowReduction *d, int k)
 {
     const char *a = name(r, d->a);
     switch (d->kind) {
@@ -378,7 +293,7 @@ static void reduction_step(Rows *r, const Reduction *d, int k)
     }
 }
 
-static void reduction_end(Rows *r, const Reduction *d, int k)
+static void reduction_end(Rows *r, const RowReduction *d, int k)
 {
     const char *how = d->kind == R_MAX ? "max" : d->kind == R_FIRST ? "min" : "sum";
     put(r, "        r%d = group_%s<G>(r%d, scratch);\n", k, how, k);
@@ -609,14 +524,18 @@ CudaRows cuda_rows_how(const RowProg *p, bool is_double, int aligned_to)
 void cuda_rows(Text *out, const RowProg *p, const char *symbol, CudaRows how)
 {
     Rows r = { .p = p, .out = out, .how = how, .pw = p->width / p->parts, .E = how.each };
-    r.level = NEWN(int, p->nnodes);
+    RowLevels levels = row_levels(p);
+    r.level = levels.level;
+    r.scalar = levels.scalar;
+    r.nphases = levels.nphases;
+    r.nred = levels.nred;
+    r.red = levels.red;
     r.seen = NEWN(int, p->nnodes);
     r.kept = NEWN(int, p->nnodes);
-    r.scalar = NEWN(bool, p->nnodes);
     r.done = NEWN(bool, p->nnodes);
     r.used = NEWN(bool, p->nnodes);
-    r.red = NEWN(Reduction, 2 * p->nnodes + 1);
-    find_levels(&r);
+    for (int i = 0; i < p->nnodes; i++)
+        r.seen[i] = r.kept[i] = NONE;
     find_kept(&r);
     // With a least number of blocks the compiler does not spill for the sake of more of them.
     put(&r, "__global__ void __launch_bounds__(%d, %d) %s(\n    ", how.block,

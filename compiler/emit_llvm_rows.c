@@ -2,13 +2,7 @@
  * emit_llvm_rows.c - row programs (plan.h) as loops over rows, parts and columns.
  *
  * A row is small enough for the first cache, so a part of a row is read as often
- * as its reductions need it. Phase p is one loop over the columns; it evaluates
- * what is asked for at level p, and its reductions are known to phase p + 1:
- *
- *     level of an operand                        0
- *     level of an operator                       the largest of its operands'
- *     level of a reduction of a                  level of a, + 1
- *     M2 = sum (x - mean)^2: the mean first      level of a, + 2
+ * as its reductions need it, in the phases of rowlevels.c.
  *
  * A value that needs a costly function (exp, tanh ..) and comes back in a later
  * phase is put aside on the stack; one that has been stored is read from there;
@@ -21,16 +15,11 @@ enum { PUT_BYTES = 64 << 10 };
 static const double huge_of[2] = { 1e30, 1e300 };       // R_FIRST: nowhere
 
 typedef struct {
-    RowNodeKind kind; int a, b, node, phase;
-    int mean;                   // R_M2: the reduction that has the mean
-    Val value;
-} Reduction;
-
-typedef struct {
     L *l; const RowProg *p;
     int64_t pw; int lanes;      // columns of a part; vector width used
     int nphases;
-    int nred; Reduction *red;
+    int nred; RowReduction *red;
+    Val *reduced;               // by reduction: its value
     /* per node */
     int *level;
     int *seen, *stored;         // first phase that evaluates, that has stored it; NONE
@@ -50,85 +39,6 @@ typedef struct {
 
 /* ---- analysis ----------------------------------------------------------------- */
 
-static bool costly(const RowNode *n)
-{
-    if (n->kind != R_OP) return false;
-    switch (n->op) {
-    case OP_EXP: case OP_LOG: case OP_TANH: case OP_SIGMOID: case OP_ERF: case OP_SIN:
-    case OP_COS: case OP_DROPOUT: case OP_SQRT: case OP_RSQRT: case OP_DIV:
-        return true;
-    case OP_POW:
-        return n->c != floor(n->c) || n->c < 0;
-    default:
-        return false;
-    }
-}
-
-static bool is_reduction(RowNodeKind k)
-{
-    return k == R_SUM || k == R_MEAN || k == R_M2 || k == R_MAX || k == R_FIRST;
-}
-
-static bool is_scalar(const Rows *r, const RowNode *n)
-{
-    switch (n->kind) {
-    case R_NUMBER: case R_LOADPART: case R_SUM: case R_MEAN: case R_M2: case R_MAX: case R_FIRST:
-        return true;
-    case R_LOAD:    return r->p->arg[n->arg].per > 1 && r->p->arg[n->arg].per % r->pw == 0;
-    case R_LOADVEC: return r->p->arg[n->arg].length == 1;
-    case R_OP:
-        if (n->op == OP_COLUMN || n->op == OP_DROPOUT) return false;
-        return r->scalar[n->a] && (n->b == NONE || n->op == OP_SPREAD || r->scalar[n->b]);
-    default:        return false;
-    }
-}
-
-static int level_of(const Rows *r, const RowNode *n)
-{
-    int a = 0, b = 0;
-    if (n->kind == R_OP && n->op == OP_COLUMN) return 0;
-    if (n->kind >= R_OP && n->a >= 0) a = r->level[n->a];
-    if ((n->kind == R_OP && n->op != OP_SPREAD) || n->kind == R_FIRST)
-        if (n->b >= 0) b = r->level[n->b];
-    int most = a > b ? a : b;
-    return most + (n->kind == R_M2 ? 2 : is_reduction(n->kind) ? 1 : 0);
-}
-
-static int add_reduction(Rows *r, RowNodeKind kind, int a, int b, int node, int phase)
-{
-    r->red[r->nred] = (Reduction){ kind, a, b, node, phase, NONE, NULL };
-    return r->nred++;
-}
-
-/* The mean of node a, which R_M2 needs: that of an R_MEAN, or one of its own. */
-static int mean_of(Rows *r, int a)
-{
-    for (int i = 0; i < r->nred; i++)
-        if (r->red[i].kind == R_MEAN && r->red[i].a == a) return i;
-    return add_reduction(r, R_MEAN, a, NONE, NONE, r->level[a]);
-}
-
-static void find_levels(Rows *r)
-{
-    for (int i = 0; i < r->p->nnodes; i++) {
-        const RowNode *n = &r->p->node[i];
-        r->level[i] = level_of(r, n);
-        r->scalar[i] = is_scalar(r, n);
-        r->seen[i] = r->stored[i] = r->mark[i] = NONE;
-        if (n->part && n->kind == R_OP && !r->scalar[i])
-            bug("row program %s: node %d is not one number per part", r->p->name, i);
-        if (is_reduction(n->kind) && n->kind != R_M2)
-            add_reduction(r, n->kind, n->a, n->kind == R_FIRST ? n->b : NONE, i, r->level[i] - 1);
-        if (r->level[i] >= r->nphases) r->nphases = r->level[i] + 1;
-    }
-    for (int i = 0; i < r->p->nnodes; i++) {
-        const RowNode *n = &r->p->node[i];
-        if (n->kind != R_M2) continue;
-        int mean = mean_of(r, n->a);
-        r->red[add_reduction(r, R_M2, n->a, NONE, i, r->level[i] - 1)].mean = mean;
-    }
-}
-
 /* Can the node that an R_STORE writes there be read from it? */
 static bool can_hold(const RowArg *a)
 {
@@ -147,12 +57,12 @@ static void visit(Rows *r, int node, int phase)
     const RowNode *n = &r->p->node[node];
     if (r->scalar[node] || r->mark[node] == phase || can_read_back(r, node, phase)) return;
     r->mark[node] = phase;
-    if (r->seen[node] != NONE && costly(n) && r->pw * r->l->size <= PUT_BYTES) {
+    if (r->seen[node] != NONE && row_costly(n) && r->pw * r->l->size <= PUT_BYTES) {
         r->put[node] = true;
         return;
     }
     if (r->seen[node] == NONE) r->seen[node] = phase;
-    r->cost[phase] += costly(n) ? 12 : 1;
+    r->cost[phase] += row_costly(n) ? 12 : 1;
     if (n->kind != R_OP || n->op == OP_COLUMN) return;
     visit(r, n->a, phase);
     if (n->b >= 0 && n->op != OP_SPREAD) visit(r, n->b, phase);
@@ -380,7 +290,7 @@ static void scalars(Rows *r)
         if (n->kind == R_NUMBER) r->one[i] = l_num(l, n->c);
         else if (n->kind == R_OP) r->one[i] = l_op(l, n->op, r->one[n->a],
                                                    n->b < 0 ? NULL : r->one[n->b], n->c);
-        else if (!is_reduction(n->kind)) r->one[i] = scalar_load(r, n);
+        else if (!row_is_reduction(n->kind)) r->one[i] = scalar_load(r, n);
         named(r, i, r->one[i]);
         r->all[i] = n->kind == R_NUMBER ? l_const(l_reals(l, r->lanes), n->c)
                                         : l_splat(l, r->one[i], r->lanes);
@@ -400,12 +310,12 @@ static double neutral(const Rows *r, RowNodeKind k)
 }
 
 /* What the chunk adds to a reduction; lanes that are not in use add nothing. */
-static Val contribution(Rows *r, const Reduction *d)
+static Val contribution(Rows *r, const RowReduction *d)
 {
     L *l = r->l;
     Val x = full(r, d->a);
     if (d->kind == R_M2) {
-        x = l_sub(l, x, l_splat(l, r->red[d->mean].value, r->lanes));
+        x = l_sub(l, x, l_splat(l, r->reduced[d->mean], r->lanes));
         x = l_mul(l, x, x);
     }
     if (d->kind == R_FIRST) {
@@ -494,11 +404,11 @@ static int phase_reductions(const Rows *r, bool *any)
     return n;
 }
 
-static void set_scalar(Rows *r, Reduction *d, Val x)
+static void set_scalar(Rows *r, const RowReduction *d, Val x)
 {
     L *l = r->l;
     if (d->kind == R_MEAN) x = l_mul(l, x, l_num(l, 1 / (double)r->pw));
-    d->value = x;
+    r->reduced[d - r->red] = x;
     if (d->node == NONE) return;
     r->one[d->node] = x;
 }
@@ -612,14 +522,17 @@ void emit_rows(L *l, const KernelSpec *spec)
     size_t n = (size_t)p->nnodes;
     l_kernel(l, spec, p->nargs);
     Rows *r = NEW(Rows);
-    *r = (Rows){ .l = l, .p = p, .pw = p->width / p->parts, .lanes = l->lanes, .nphases = 1,
-        .level = NEWN(int, n), .seen = NEWN(int, n), .stored = NEWN(int, n),
-        .mark = NEWN(int, n), .red = NEWN(Reduction, 2 * n),
-        .scalar = NEWN(bool, n), .put = NEWN(bool, n),
+    RowLevels levels = row_levels(p);
+    *r = (Rows){ .l = l, .p = p, .pw = p->width / p->parts, .lanes = l->lanes,
+        .nphases = levels.nphases, .level = levels.level, .scalar = levels.scalar,
+        .nred = levels.nred, .red = levels.red, .reduced = NEWN(Val, levels.nred + 1),
+        .seen = NEWN(int, n), .stored = NEWN(int, n),
+        .mark = NEWN(int, n), .put = NEWN(bool, n),
         .one = NEWN(Val, n), .all = NEWN(Val, n), .memo = NEWN(Val, n), .aside = NEWN(Val, n) };
     if (p->width % p->parts) bug("row program %s: %d parts", p->name, p->parts);
     while (r->lanes / 2 >= r->pw) r->lanes /= 2;
-    find_levels(r);
+    for (size_t i = 0; i < n; i++)
+        r->seen[i] = r->stored[i] = r->mark[i] = NONE;
     find_reuse(r);
     open_vectors(r);
     open_tables(r);

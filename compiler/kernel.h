@@ -105,6 +105,22 @@ typedef struct {
     bool copy;
 } KernelSpec;
 
+/* ---- rowlevels.c: row programs, phase by phase ------------------------------------------- */
+
+/* A reduction of node a, made in `phase`. node: NONE for a mean that only R_M2 asks for; b:
+ * R_FIRST's; mean: R_M2's, a place in the list. */
+typedef struct { RowNodeKind kind; int a, b, node, phase, mean; } RowReduction;
+typedef struct {
+    int nphases, nred;
+    RowReduction *red;
+    int *level;             // by node: the phase that knows it
+    bool *scalar;           // by node: one number for each part
+} RowLevels;
+
+RowLevels row_levels(const RowProg *p);
+bool      row_costly(const RowNode *n);         // a function of many instructions
+bool      row_is_reduction(RowNodeKind k);
+
 /* ---- emit_llvm.c (only with LLVM) ------------------------------------------ */
 
 typedef struct Kernels Kernels;     // an LLVM module being made, then machine code
