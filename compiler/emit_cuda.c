@@ -180,7 +180,7 @@ static void attention(Cuda *m, Text *t, const RtStep *s, const KernelSpec *k)
 {
     bool back = k->kind == K_ATTN_DX;
     text_add(t, "    attention%s<%" PRId64 ">(c, %d, { %" PRId64 ", %" PRId64 ", %s, %" PRId64
-             ", %.9g, %.9g },\n", back ? "_backward" : "", k->hd, tiles_of(m, s, k), k->heads,
+             ", %.17g, %.17g },\n", back ? "_backward" : "", k->hd, tiles_of(m, s, k), k->heads,
              k->kv_heads, k->causal ? "true" : "false", k->window, k->scale, k->softcap);
     for (int i = 0; i < s->nargs; i++)
         text_add(t, "        %s, %" PRId64 "%s\n", at(m, &s->arg[i]), s->arg[i].ld,
