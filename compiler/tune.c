@@ -27,6 +27,9 @@
 /* TUNING: slower layouts than so many times the best are of no interest, whatever they save. */
 #define FRONT_TIMES 2
 
+/* TUNING: nor are those that are better by less than this in one and in the other. */
+#define FRONT_STEP 1.01
+
 const char *const objective_word[OBJECTIVES] = { "time", "memory", "cost" };
 
 typedef struct {
@@ -200,9 +203,9 @@ static void front_add(Tune *t, const Candidate *c)
 static bool on_front(const Tune *t, double seconds, double bytes)   // could such a one be?
 {
     int i = 0;
-    while (i < t->front.n && t->front.at[i].is.step_s <= seconds)
+    while (i < t->front.n && t->front.at[i].is.step_s <= FRONT_STEP * seconds)
         i++;
-    return i == 0 || t->front.at[i - 1].is.memory.peak > bytes;
+    return i == 0 || t->front.at[i - 1].is.memory.peak > FRONT_STEP * bytes;
 }
 
 static void best_add(Tune *t, const Candidate *c)
@@ -459,6 +462,8 @@ static void look_at_zeros(Search *q, Point p, double floor, double workspace)
     for (p.zero = most_zero(q, &p); p.zero >= least_zero(q); p.zero--) {
         Candidate whole;
         Sliced one = { .at = p };
+        if (p.zero == 0 && most_zero(q, &p) > 0)
+            break;                      // has the lists of 1: see try_lists
         price(q, &p, &whole);
         slice_bound(q->view, &p, &whole.is, workspace, &one.seconds, &one.bytes);
         one.seconds = one.seconds > floor ? one.seconds : floor;
@@ -530,8 +535,14 @@ static void try_lists(Search *q, const Sliced *one)
     for (int i = 0; i < lists.n && !is_late(q); i++) {
         p.nslices = lists.at[i].k;
         p.slice = lists.at[i].len;
-        if (estimate_legal(q->t->e, &p) == LEGAL)
-            try_point(q, &f, &p);
+        if (estimate_legal(q->t->e, &p) != LEGAL)
+            continue;
+        try_point(q, &f, &p);
+        if (one->at.zero == 1 && least_zero(q) == 0) {
+            Point none = p;
+            none.zero = 0;
+            try_point(q, &f, &none);
+        }
     }
     if (f.any)
         best_add(q->t, &f.best);

@@ -429,6 +429,7 @@ void slice_lists(SliceView *v, const Point *p, double limit_s, SliceLists *out)
     *out = (SliceLists){ 0 };
     whole.nslices = 1;
     whole.slice = NULL;
+    whole.zero = p->zero == 0 && p->data > 1 ? 1 : p->zero;     // the same passes, more room
     open_point(v, p);
     if (v->n < 2)
         return;
