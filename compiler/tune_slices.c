@@ -28,11 +28,16 @@ typedef struct { double f, g, again[3]; bool known; } Pass;    // as PassCost, a
 typedef struct { int *count, *again; double launches[2], parameters, units, data[2]; } Kind;
 
 /* Passes over all classes: by class and slice; what context adds, by slice and context; what k
- * slices together take at least, by their number. They
+ * slices together take at least, by their number; what context adds at least to a pair of
+ * grains, one of the slice and one before it. They
  * hang on cube, microbatch and keep alone, so that other stages and replicas find them
  * again (but with `ranks` of one's own, which may set the axes of a cube apart). */
-typedef struct { Point at; Pass **base, **more, **least; } Passes;
+typedef struct { Point at; Pass **base, **more, **least, *rate; } Passes;
 enum { TABLES = 512 };              // TUNING: so many are remembered
+
+/* Of a stage: k slices together each way, context left out; what it adds of a pair of grains; what
+ * starting kernels and going over data take, whatever else hides beside them. */
+typedef struct { double work[2], pair[2], least[2]; } Bound;
 
 struct SliceView {
     Tune *t;
@@ -42,7 +47,7 @@ struct SliceView {
     Cost cost;
     int64_t grain; int n;           // tokens; of them in the sequence
     Passes *passes, table[TABLES]; int ntables, oldest;
-    int nkinds, *kind_stages; Kind *kind;
+    int nkinds, *kind_stages; Kind *kind; Bound *bound;
 };
 
 SliceView *slice_view(Tune *t)
@@ -52,6 +57,7 @@ SliceView *slice_view(Tune *t)
     v->shape = shape_of(t->plan, t->ask.turns_only);
     int classes = v->shape->classes.n, most = v->shape->nturns + 1;
     v->kind = NEWN(Kind, most);
+    v->bound = NEWN(Bound, most);
     v->kind_stages = NEWN(int, most);
     for (int k = 0; k < most; k++) {
         v->kind[k].count = NEWN(int, 2 * classes);
@@ -104,7 +110,9 @@ static void open_passes(SliceView *v, const Point *p)
         t->base = NEWN(Pass *, classes);
         t->more = NEWN(Pass *, classes);
         t->least = NEWN(Pass *, classes);
+        t->rate = NEWN(Pass, classes);
     }
+    memset(t->rate, 0, sizeof *t->rate * (size_t)classes);
     for (int c = 0; c < classes; c++) {
         if (t->base[c] == NULL) {
             t->base[c] = NEWN(Pass, 2 * (SHARES + 1));
@@ -321,29 +329,65 @@ static Schedule shape(const Plan *p, const Point *a, int64_t k)
                        .m = (int)(p->is.batch / a->data / a->microbatch) };
 }
 
-/* Of a stage, k slices together. */
-static double work_of(SliceView *v, const Kind *kind, int k)
+static double less(double a, double b) { return a < b ? a : b; }
+
+static const Pass *rate_of(SliceView *v, int class)
 {
-    double a = 0, b = 0;
-    for (int i = 0; i < v->shape->classes.n; i++)
-        if (kind->count[i]) {
-            const Pass *p = least_of(v, i, k);
-            a += kind->count[i] * p->f;
-            b += kind->count[i] * p->g + kind->again[i] * p->again[v->recompute];
+    Pass *r = &v->passes->rate[class];
+    if (r->known)
+        return r;
+    *r = (Pass){ INFINITY, INFINITY, { INFINITY, INFINITY, INFINITY }, true };
+    for (int l = 1; l < v->n; l++)
+        for (int c = 1; c + l <= v->n; c++) {
+            const Pass *p = more_of(v, class, l, c);
+            double pairs = (double)l * c;
+            r->f = less(r->f, p->f / pairs);
+            r->g = less(r->g, p->g / pairs);
+            for (int i = 0; i < 3; i++)
+                r->again[i] = less(r->again[i], p->again[i] / pairs);
         }
-    const double f = k * kind->launches[0], g = k * kind->launches[1];
-    const double over[2] = { k * kind->data[0], k * kind->data[1] };
-    a = a > f ? a : f;
-    b = b > g ? b : g;
-    return (a > over[0] ? a : over[0]) + (b > over[1] ? b : over[1]);
+    return r;
+}
+
+static Bound bound_of(SliceView *v, const Kind *kind, int k)
+{
+    Bound b = { 0 };
+    for (int i = 0; i < v->shape->classes.n; i++) {
+        if (kind->count[i] == 0)
+            continue;
+        const Pass *p = least_of(v, i, k);
+        b.work[0] += kind->count[i] * p->f;
+        b.work[1] += kind->count[i] * p->g + kind->again[i] * p->again[v->recompute];
+        if (v->cost.classes.at[i].nattention == 0)
+            continue;
+        p = rate_of(v, i);
+        b.pair[0] += kind->count[i] * p->f;
+        b.pair[1] += kind->count[i] * p->g + kind->again[i] * p->again[v->recompute];
+    }
+    for (int way = 0; way < 2; way++) {
+        double a = k * kind->launches[way], over = k * kind->data[way];
+        b.least[way] = a > over ? a : over;
+    }
+    return b;
+}
+
+static double seconds_of(const Bound *b, double pairs)
+{
+    double sum = 0;
+    for (int way = 0; way < 2; way++) {
+        double t = b->work[way] + b->pair[way] * pairs;
+        sum += t > b->least[way] ? t : b->least[way];
+    }
+    return sum;
 }
 
 /*
- * Of k slices the longest has lmax = L / k at least. Without context they take no less than
- * the envelope says, starting their kernels, and what each does over data; the stages
- * but one wait for the longest:
+ * Of k slices the longest has lmax, L / k at least. Without context they take no less than the
+ * envelope says, starting their kernels, and what each does over data. Of all pairs of
+ * tokens, context has those that no slice has to itself, (L - lmax) L / 2 at least. The
+ * stages but one wait for the longest:
  *
- *     min over k >= 2 of  m work(k)  +  (sum - max over stages of f(lmax, 0) + g(lmax, 0)) / v
+ *     min over k >= 2, lmax of  m work(k, lmax)  +  (sum - max of f(lmax) + g(lmax)) / v
  *
  * where the stage that is fullest without slices has room for the units of lmax tokens that k
  * slices have in flight.
@@ -355,27 +399,36 @@ void slice_bound(SliceView *v, const Point *p, const Estimate *whole, double wor
     Schedule s = shape(v->t->plan, p, 1);
     double m = microbatches(v, p), L = (double)v->t->plan->is.sequence;
     double rest = mem->peak - mem->activations - mem->keys_values - workspace;
-    double share = workspace / v->n;
     double token = mem->activations / schedule_units(&s, whole->worst) / L;
+    double share, wait[SHARES + 1];
     open_point(v, p);
+    share = workspace / v->n;
     *seconds = *bytes = INFINITY;
-    for (s.k = 2; s.k <= v->n; s.k++) {
-        int l = (v->n + s.k - 1) / s.k;
-        double held = rest + token * (double)(l * v->grain) * schedule_units(&s, whole->worst) +
-                      share * l;
-        *bytes = held < *bytes ? held : *bytes;
-        if (held > whole->room_bytes)
-            continue;
-        double most = 0, fill = 0, work = 0;
+    for (int l = 1; l < v->n; l++) {
+        double most = 0, fill = 0;
         for (int i = 0; i < v->nkinds; i++) {
-            double f = 0, g = 0, all = work_of(v, &v->kind[i], s.k);
+            double f = 0, g = 0;
             stage_seconds(v, &v->kind[i], l, 0, &f, &g);
-            work = all > work ? all : work;
             fill += v->kind_stages[i] * (f + g);
             most = f + g > most ? f + g : most;
         }
-        double T = m * work + (fill - most) / p->chunks;
-        *seconds = T < *seconds ? T : *seconds;
+        wait[l] = (fill - most) / p->chunks;
+    }
+    for (s.k = 2; s.k <= v->n; s.k++) {
+        double units = token * (double)v->grain * schedule_units(&s, whole->worst);
+        for (int i = 0; i < v->nkinds; i++)
+            v->bound[i] = bound_of(v, &v->kind[i], s.k);
+        for (int l = (v->n + s.k - 1) / s.k; l <= v->n - s.k + 1; l++) {
+            double held = rest + (units + share) * l, work = 0;
+            *bytes = less(held, *bytes);
+            if (held > whole->room_bytes)
+                break;
+            for (int i = 0; i < v->nkinds; i++) {
+                double t = seconds_of(&v->bound[i], (v->n - l) * v->n / 2.0);
+                work = t > work ? t : work;
+            }
+            *seconds = less(m * work + wait[l], *seconds);
+        }
     }
 }
 

@@ -223,7 +223,8 @@ Test(tune, the_front)
         for (int k = 0; k < t->front.n && !covered; k++)
             covered = t->front.at[k].is.step_s <= 1.01 * q.all.at[i].is.step_s &&
                       t->front.at[k].is.memory.peak <= 1.01 * q.all.at[i].is.memory.peak;
-        cr_assert(covered || q.all.at[i].is.step_s > 2 * t->best.at[0].is.step_s, "%s: %.9g s, %.9g bytes", tune_line(&q.all.at[i].at),
-                  q.all.at[i].is.step_s, q.all.at[i].is.memory.peak);
+        cr_assert(covered || q.all.at[i].is.step_s > 2 * t->best.at[0].is.step_s,
+                  "%s: %.9g s, %.9g bytes", tune_line(&q.all.at[i].at), q.all.at[i].is.step_s,
+                  q.all.at[i].is.memory.peak);
     }
 }
