@@ -4,6 +4,7 @@
 # 1e-10; else against the reference, within what the compiler allows (trajectory.c).
 # Every order of streams and threads must give the same bits; so must the builds that look
 # for overruns (asan) and for races, missing waits and bounds (check).
+# NAME@one: all ranks on one GPU, with tests/gpu/onedevice.cu instead of NCCL.
 #   ALL=1    all models on all layouts, in all builds, with 50 orders of streams
 #   ONE=PATTERN    those cases alone         V=1    how near each one is
 passed=0 failed=0 turn=0
@@ -43,7 +44,10 @@ allowed() { # PRECISION MODEL
 
 # What CUDASIM_MODE=$1 makes of the program, in $dir/$1.
 build() {
-    tests/cudasim/simcc "$1" "$dir/$1" "$dir/program.cu" -Iruntime "$dir/tables.o" \
+    standin=
+    case $name in *@one*) standin="--include=tests/gpu/onedevice.h tests/gpu/onedevice.cu" ;; esac
+    # shellcheck disable=SC2086
+    tests/cudasim/simcc "$1" "$dir/$1" "$dir/program.cu" $standin -Iruntime "$dir/tables.o" \
         build/libteracube_rt.a > "$dir/err" 2>&1 ||
         { fails "$name: the $1 build does not compile"; head -20 "$dir/err"; return 1; }
 }
@@ -73,6 +77,10 @@ one() { # NAME PRECISION MODEL SETTING...
     case $name in ${ONE:-*}) ;; *) return ;; esac
     turn=$((turn + 1))
     [ $((turn % workers)) = $worker ] || return
+    case $name in
+        *@one*) export RT_SHARE_GPU=1 CUDASIM_DEVICES=1 ;;
+        *)      unset RT_SHARE_GPU CUDASIM_DEVICES ;;
+    esac
     rm -rf "$dir"; mkdir -p "$dir"
     args="--set train.precision=$precision"
     for s; do args="$args --set $s"; done
@@ -105,7 +113,7 @@ one() { # NAME PRECISION MODEL SETTING...
     passed=$((passed + 1))
 }
 
-sanitized="parallel-312:asan cube:check slices:check ends:check"
+sanitized="cube@one:check parallel-312:asan cube:check slices:check ends:check"
 few() {
     one one fp64 "$tiny"
     one cube fp64 "$tiny" plan.cube=[2,2,2] plan.prefetch=1
@@ -117,6 +125,7 @@ few() {
         plan.recompute=full
     one boxes fp64 "$single" plan.cube=[2,2,2]
     one exchange fp64 "$both" plan.cube=[1,2,3] plan.attention=exchange train.batch=6
+    one cube@one fp64 "$tiny" plan.cube=[2,2,1] plan.pipeline=2 plan.microbatch=2
     one exchange-bf16 bf16 "$tiny" plan.cube=[2,2,1] plan.attention=exchange
     one fp32 fp32 "$llama" plan.cube=[1,2,1]
     one bf16 bf16 "$llama" plan.cube=[1,2,2]
@@ -133,6 +142,8 @@ few() {
 all() {
     few
     seeds=$(seq 4 50)
+    one summa@one fp64 "$tiny" "plan.partition=summa(2)"
+    one bf16@one bf16 "$llama" plan.cube=[2,2,2] plan.attention=exchange
     for m in tiny llama parallel; do
         eval "model=\$$m"
         three="plan.pipeline=3 model.layers=3 plan.microbatch=2 plan.slices=[12,8,4]"
