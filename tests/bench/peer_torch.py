@@ -99,4 +99,5 @@ def main():
         "adamw": kind, "torch": torch.__version__}))
 
 
-main()
+if __name__ == "__main__":
+    main()
