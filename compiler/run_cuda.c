@@ -1,19 +1,23 @@
 /*
  * run_cuda.c - `teracube run` on GPUs: counts them, has nvcc make the program once, keeps it
- * in a cache, and becomes it.
+ * in a cache, and starts it, a process for each rank.
  *
  * Nothing here needs a driver or CUDA's libraries: nvidia-smi says what is there (where
  * there is none, /dev does). $XDG_CACHE_HOME/teracube (~/.cache/teracube) has a folder for
  * each program text, named by the hash of all that nvcc read: program.o, and an executable
  * for each set of tables (data, steps, rates) that it was linked with. It may be deleted.
  */
+#include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "commands.h"
 #include "cuda.h"
+#include "launch.h"
 
 /* ---- devices ------------------------------------------------------------------------- */
 
@@ -202,7 +206,77 @@ static const char *cached(const Compile *c, const char *nvcc, const char *arch, 
 
 /* ---- run ---------------------------------------------------------------------------------- */
 
-static void become(const Compile *c, const char *exe)
+/* A port of this machine that nobody has just now. */
+static int free_port(void)
+{
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t n = sizeof at;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    bool fine = fd >= 0 && bind(fd, (struct sockaddr *)&at, sizeof at) == 0 &&
+                getsockname(fd, (struct sockaddr *)&at, &n) == 0;
+    if (!fine)
+        die(EXIT_WORLD, "could not find a free port: %s", strerror(errno));
+    close(fd);
+    return ntohs(at.sin_port);
+}
+
+static volatile sig_atomic_t nstarted;
+static pid_t *started;
+
+/* Ctrl-C reaches the ranks by itself; what was sent to this process alone goes on to them. */
+static void pass_on(int sig)
+{
+    for (int i = 0; sig != SIGINT && i < nstarted; i++)
+        kill(started[i], sig);
+}
+
+static void start_rank(const char *exe, const char *const *argv, int rank, int ranks, int port)
+{
+    pid_t pid = fork();
+    if (pid < 0) {
+        pass_on(SIGTERM);
+        die(EXIT_WORLD, "could not start rank %d: %s", rank, strerror(errno));
+    }
+    if (pid > 0) {
+        started[nstarted++] = pid;
+        return;
+    }
+    const struct { const char *name; int value; } env[] = {
+        { "RANK", rank }, { "LOCAL_RANK", rank }, { "WORLD_SIZE", ranks }, { "MASTER_PORT", port },
+    };
+    char value[16];
+    for (size_t i = 0; i < sizeof env / sizeof *env; i++) {
+        snprintf(value, sizeof value, "%d", env[i].value);
+        setenv(env[i].name, value, 1);
+    }
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    execv(exe, (char *const *)(void *)argv);
+    _exit(EXIT_WORLD);
+}
+
+/* As launch.sh does; the first status that is not 0. */
+static int start_ranks(const char *exe, const char *const *argv, int ranks)
+{
+    static const int signals[] = { SIGINT, SIGTERM, SIGUSR1, SIGHUP };
+    struct sigaction act = { .sa_handler = pass_on };
+    started = NEWN(pid_t, ranks);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        sigaction(signals[i], &act, NULL);
+    int port = free_port(), first = 0;
+    for (int i = 0; i < ranks; i++)
+        start_rank(exe, argv, i, ranks, port);
+    for (int i = 0; i < ranks; i++) {
+        int status;
+        while (waitpid(started[i], &status, 0) < 0)
+            if (errno != EINTR)
+                die(EXIT_WORLD, "could not wait for rank %d: %s", i, strerror(errno));
+        status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        first = first ? first : status;
+    }
+    return first;
+}
+
+static int start(const Compile *c, const char *exe, int ranks)
 {
     const Options *o = c->o;
     const char *argv[32];
@@ -223,6 +297,8 @@ static void become(const Compile *c, const char *exe)
     argv[n] = NULL;
     fflush(NULL);
     temporary_remove();
+    if (ranks > 1)
+        return start_ranks(exe, argv, ranks);
     execv(exe, (char *const *)(void *)argv);
     die(EXIT_WORLD, "could not start %s: %s", exe, strerror(errno));
 }
@@ -246,7 +322,10 @@ int run_cuda(Compile *c)
     if (status != EXIT_FINE)
         return status;
     int ranks = plan_ranks(c->plan);
-    if (ranks > g->n) {
+    LaunchPlace place;
+    LaunchFault fault;
+    bool launched = launch_find(NULL, NULL, NULL, &place, &fault) && place.by;
+    if (!launched && ranks > g->n) {
         Loc at = c->config->plan.cube[0].loc;
         diag_error(at, "too-few-gpus", "the plan has %s, this machine %s", plural(ranks, "rank"),
                    plural(g->n, "GPU"));
@@ -256,6 +335,5 @@ int run_cuda(Compile *c)
     if (!c->o->quiet)
         fprintf(stderr, "note: run takes %d of %s (%s); --target cpu takes the CPU\n", ranks,
                 plural(g->n, "GPU"), arch);
-    become(c, cached(c, nvcc, arch, dir));
-    return EXIT_WORLD;
+    return start(c, cached(c, nvcc, arch, dir), launched ? 1 : ranks);
 }
