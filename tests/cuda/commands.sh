@@ -28,6 +28,10 @@ gpus() { # N ARCH: what nvidia-smi lists
 }
 D="$D --set train.precision=fp64 --set train.steps=6"
 
+# The emulator itself is made now, not within the limit of a command.
+echo 'int main() { return 0; }' > first.cu
+"$top/tests/cudasim/simcc" plain first first.cu || exit 4
+
 # ---- build -----------------------------------------------------------------------------------
 cluster='cluster c { nodes = 1; node = 1 * d; link = 9 GB/s, 1 us; network = 9 GB/s, 1 us }'
 device() { echo "device d { memory = 8 GB; matrix = 9 TFLOP/s; vector = 9 TFLOP/s;
@@ -87,6 +91,7 @@ fails 4 "has 0 B of memory, the plan's block "      env CUDASIM_MEMORY_MB=0 ./ex
 fails 4 'there is no GPU'                           env CUDASIM_DEVICES=0 ./exe
 
 # ---- run ---------------------------------------------------------------------------------------
+export CUDASIM_PROCESSES=1 CUDASIM_THREADS=1                # a process is a rank
 R="$t run $M $D -q"
 printf '#!/bin/sh\necho "no driver is running"; exit 9\n' | script nvidia-smi
 fails 4 'there is no GPU here: nvidia-smi says: no driver is running' $R --target cuda
