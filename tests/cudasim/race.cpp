@@ -397,7 +397,10 @@ void race_block(Worker *w)
 {
     if (!w->shadow)
         w->shadow = shadow_for(ARENA);
-    memset(w->shadow, 0, (w->arena_used / 2 + 1) * sizeof(Cell));
+    // What the kernel before left there is of another stream, maybe.
+    size_t used = w->arena_left > w->arena_used ? w->arena_left : w->arena_used;
+    memset(w->shadow, 0, (used / 2 + 1) * sizeof(Cell));
+    w->arena_left = 0;
     w->counted.clear();
     if (fences.op != w->kernel->op->id) {
         fences.op = w->kernel->op->id;

@@ -406,6 +406,7 @@ static void new_launch(Worker *w, const Kernel *k)
         if (SIM_ASAN)
             free(s.base);
     w->shared.clear();
+    w->arena_left = w->arena_used;
     w->arena_used = 0;
     w->kernel = k;
     w->block.dim = k->block;

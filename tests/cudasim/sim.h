@@ -210,7 +210,7 @@ struct Worker {                                 // one OS thread that runs block
     bool in_warp_op, settling;      // settling: a cp.async that was counted when it began
     Random random;
     char *arena;
-    size_t arena_used;
+    size_t arena_used, arena_left;      // of this kernel; of the one before, not yet forgotten
     std::vector<SharedVar> shared;
     void *shadow;                               // race.cpp
     std::set<std::pair<const char *, uint32_t>> counted;    // by the block: address, place
