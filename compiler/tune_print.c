@@ -142,7 +142,11 @@ static void print_winner(const TunePage *page, FILE *f)
         return;
     const TuneRow *r = &page->at[1];
     fprintf(f, "  next      %s\n", tune_line(&r->is->at));
-    fprintf(f, "            %s\n", tune_slower(e, &r->is->is));
+    double more = r->is->is.memory.peak - e->memory.peak;
+    if (page->t->ask.objective == TUNE_MEMORY)
+        fprintf(f, "            holds %s more; %s\n", str_bytes(more), tune_slower(e, &r->is->is));
+    else
+        fprintf(f, "            %s\n", tune_slower(e, &r->is->is));
 }
 
 static const char *slices_text(const Point *p)
@@ -295,7 +299,10 @@ void tune_print(const TunePage *page, FILE *f)
         print_top(page, f);
     if (page->n > 1) {
         print_heading(f, "why the next one loses");
-        tune_print_terms(page->at[0].is, page->at[1].is, "best", "next", f);
+        if (t->ask.objective == TUNE_MEMORY)
+            tune_print_memories(page->at[0].is, page->at[1].is, "best", "next", f);
+        else
+            tune_print_terms(page->at[0].is, page->at[1].is, "best", "next", f);
     }
     print_front(t, f);
     tune_print_rejected(t, f);

@@ -28,6 +28,8 @@ const char *tune_slower(const Estimate *a, const Estimate *b);
 void tune_print_terms(const Candidate *a, const Candidate *b, const char *left, const char *right,
                       FILE *f);
 void tune_print_rejected(const Tune *t, FILE *f);
+void tune_print_memories(const Candidate *a, const Candidate *b, const char *left,
+                         const char *right, FILE *f);      // tune_why.c
 /* ---- tune_emit.c, tune_results.c: folders of the best; what they measured ---- */
 int tune_emit(const Compile *c, const TunePage *page);      // the exit status
 int tune_results(const Compile *c);

@@ -50,8 +50,8 @@ static void memory_row(Table *t, const char *what, double a, double b)
     table_cell(t, "%s", signed_bytes(b - a));
 }
 
-static void print_memories(const Candidate *a, const Candidate *b, const char *left,
-                           const char *right, FILE *f)
+void tune_print_memories(const Candidate *a, const Candidate *b, const char *left,
+                         const char *right, FILE *f)
 {
     const StageMemory *x = &a->is.memory, *y = &b->is.memory;
     Table t = { .align = "lrrr" };
@@ -67,7 +67,6 @@ static void print_memories(const Candidate *a, const Candidate *b, const char *l
     memory_row(&t, "logits", x->logits, y->logits);
     memory_row(&t, "workspace", x->workspace, y->workspace);
     memory_row(&t, "peak", x->peak, y->peak);
-    fprintf(f, "\n");
     table_print(&t, f);
 }
 
@@ -76,7 +75,8 @@ static void print_pair(const Candidate *a, const Candidate *b, const char *left,
 {
     fprintf(f, "\n");
     tune_print_terms(a, b, left, right, f);
-    print_memories(a, b, left, right, f);
+    fprintf(f, "\n");
+    tune_print_memories(a, b, left, right, f);
 }
 
 /* ---- why not ------------------------------------------------------------------------------- */
@@ -116,8 +116,10 @@ static void print_refusal(const Tune *here, const Tune *open, FILE *f)
     if (open->best.n) {
         fprintf(f, "\n  the best  %s\n            %s a step\n", tune_line(&open->best.at[0].at),
                 str_seconds(open->best.at[0].is.step_s));
-        if (here->has_near)
-            print_memories(&open->best.at[0], &here->near, "best", "nearest", f);
+        if (here->has_near) {
+            fprintf(f, "\n");
+            tune_print_memories(&open->best.at[0], &here->near, "best", "nearest", f);
+        }
     }
 }
 
