@@ -432,6 +432,27 @@ inline int run_threads(const SurveyTask *t, int devices)
     return status;
 }
 
+/* NCCL waits for ever for a rank that has ended: whoever hears of it ends too. */
+inline void watch_others(const SurveyTask *t, Launch *l, int rank, const std::atomic<bool> *over)
+{
+    LaunchNews news;
+    while (!*over) {
+        LaunchEvent what = launch_news(l, &news);
+        if (what != LAUNCH_QUIET && !*over) {
+            bool tells = what == LAUNCH_GONE && rank == (news.rank == 0);
+            if (tells)                  // who failed has told it
+                fprintf(stderr, "%s: error: rank %d is gone: %s\n", t->exe, news.rank,
+                        news.text);
+            if (tells)
+                launch_fail(l, 4, news.text);
+            usleep(300 * 1000);         // so that the others hear that first
+            fflush(stdout);
+            _exit(4);
+        }
+        usleep(50 * 1000);
+    }
+}
+
 /* This process is one rank. */
 inline int run_process(const SurveyTask *t, const LaunchPlace *place, int devices)
 {
@@ -451,10 +472,14 @@ inline int run_process(const SurveyTask *t, const LaunchPlace *place, int device
     memset(&id, 0, sizeof id);
     bool well = place->rank > 0 || ncclGetUniqueId(&id) == ncclSuccess;
     well = well && all && launch_share(l, &id, all, sizeof id);
+    std::atomic<bool> over(false);
+    std::thread watch(watch_others, t, l, place->rank, &over);
     int status = well ? probe_run(t, place->rank, devices == 1 ? 0 : local, &all[0])
                       : refuse_start(t, "NCCL does not start");
     if (status)
-        launch_fail(l, status, "a rank of the profile failed");
+        launch_fail(l, status, "a measurement failed");
+    over = true;
+    watch.join();
     launch_leave(l, status == 0);
     free(all);
     return status;

@@ -31,6 +31,27 @@ if "$top/tests/cudasim/simcc" plain prog -I"$top/runtime" dir/profile.cu "$lib" 
     fails 2 'unknown option --fast' ./prog --fast
     fails 4 'could not write no/p' ./prog --tiny -o no/p
     fails 4 'start' env RANK=0 WORLD_SIZE=3 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=23456 ./prog
+    # as processes; then one of them dies
+    port=$((24000 + $$ % 5000))
+    processes() {
+        port=$((port + 1)) pids=''
+        for r in 0 1 2 3 4 5 6 7; do
+            [ "$r" = "$dies" ] && export CUDASIM_DIE=30 || unset CUDASIM_DIE
+            env CUDASIM_PROCESSES=1 CUDASIM_THREADS=1 RANK=$r LOCAL_RANK=$((r % 4)) WORLD_SIZE=8 \
+                MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 120 ./prog --tiny -o p.profile \
+                > out.$r 2> err.$r &
+            pids="$pids $!"
+        done
+        unset CUDASIM_DIE
+        codes=
+        for pid in $pids; do wait "$pid"; codes="$codes $?"; done
+    }
+    dies=none; processes
+    is "processes:$codes" "$codes" = " 0 0 0 0 0 0 0 0"
+    is "groups of processes" "$(grep -cE '^group (all_gather|reduce_scatter|all_reduce) 4 2 2 2 ' p.profile)" = 3
+    dies=5; processes
+    is "a rank has died:$codes" "$codes" = " 4 4 4 4 4 137 4 4"
+    is "who is gone" "$(cat err.* | grep -c 'rank 5 is gone')" = 1
 else
     bad "profile.cu by simcc"
 fi
