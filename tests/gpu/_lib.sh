@@ -47,3 +47,17 @@ step_s() {
 }
 # value FILE KEY: the first such key of a JSON file
 value() { tr ',{}' '\n\n\n' < "$1" | sed -n "s/^ *\"$2\": *//p" | head -n 1; }
+
+# profile FILE DEVICES: measures the GPUs of this machine, so many, for `device { profile = .. }`
+profile() {
+    { echo "device here { memory = 1 GB; matrix = 1 TFLOP/s; vector = 1 TFLOP/s;"
+      echo "    bandwidth = 1 TB/s; arch = $arch }"
+      echo "cluster here { nodes = 1; node = $2 * here; link = 1 GB/s, 1 us; network = 1 GB/s, 1 us }"
+    } > "$out/here.tcube"
+    rm -rf "$out/profile" "$1"
+    if "$TERACUBE" profile "$out/here.tcube" --target cuda -o "$out/profile" > "$out/err" 2>&1 &&
+        make -C "$out/profile" NVCC="$nvcc" TERACUBE="$top" ARCH=$arch > "$out/err" 2>&1 &&
+        env -u CUDASIM_PROCESSES timeout 120 "$out/profile/profile" ${DRY:+--tiny} -o "$1" \
+            > "$out/profile/said" 2> "$out/err" && [ -s "$1" ]; then say "device profile: $1"
+    else fails "the device profile" "$out/err"; fi
+}

@@ -92,5 +92,6 @@ killed() {
 for name in $made; do last=$name; done
 [ -z "$last" ] || killed $last
 
+[ "$(left)" -lt 100 ] || profile "$out/cluster.profile" 8
 say "$(($(date +%s) - begun)) s; $failed failed"
 [ $failed = 0 ]
