@@ -10,6 +10,9 @@
  *                                           gone, one process of each machine tells
  * A thread that waits for a device whose peer is gone cannot be woken: the process ends
  * without it.
+ *
+ * Launchers fill nodes in order, so the process's number is the place of a rank on the
+ * cluster: where the plan orders ranks otherwise (`ranks = [..]`), another one than its own.
  */
 #include "launch.h"
 #include "rt_impl.h"
@@ -29,11 +32,17 @@ static const double STILL_S = 10;       // SIGTERM ends a rank that stood still 
 struct RtRemote {
     LaunchPlace place;
     Launch *launch;
+    int *rank_of, *process_of;          // by process; by rank
     bool agreed, settled, tells;        // the error is everybody's; is known to all; is told here
     double over_since;                  // the run has failed
     uint64_t moves; double still_since, looked;
     uint64_t all_moves; double all_still_since;
 };
+
+static const LaunchPeer *peer(const Rt *rt, int rank)
+{
+    return launch_peer(rt->remote->launch, rt->remote->process_of[rank]);
+}
 
 static void nap(void) { nanosleep(&(struct timespec){ 0, 20 * 1000000 }, NULL); }
 
@@ -53,13 +62,13 @@ static void replace_fault(Rt *rt, int status, const char *text)
 static void heard_words(const Rt *rt, int rank, char *out, size_t room)
 {
     const RtRemote *m = rt->remote;
-    LaunchState s = launch_heard(m->launch, rank);
+    LaunchState s = launch_heard(m->launch, m->process_of[rank]);
     RtProgram const *p = rt->rank ? rt->rank[rank].program : NULL;
     *out = 0;
     if (!p || s.op < 0 || s.op >= p->head->nsteps)
         return;
     snprintf(out, room, "\nnote: rank %d on %s was last heard in '%s' (%s, step %lld)", rank,
-             launch_peer(m->launch, rank)->host, rt_text(p, p->steps[s.op].name),
+             peer(rt, rank)->host, rt_text(p, p->steps[s.op].name),
              rt_text(p, p->steps[s.op].source), (long long)s.step + 1);
 }
 
@@ -79,23 +88,20 @@ static void own_words(Rt *rt, double seconds, char *out, size_t room)
 
 static void gone_words(Rt *rt, const LaunchNews *n, char *out, size_t room)
 {
-    const RtRemote *m = rt->remote;
     char own[1000], last[400] = "";
+    int rank = rt->remote->rank_of[n->rank];
     own_words(rt, 0, own, sizeof own);
     if (rt->first == 0)
-        heard_words(rt, n->rank, last, sizeof last);
-    snprintf(out, room, "%s: error: rank %d on %s is gone: %.60s; %s%s", rt->exe, n->rank,
-             launch_peer(m->launch, n->rank)->host, n->text, own, last);
+        heard_words(rt, rank, last, sizeof last);
+    snprintf(out, room, "%s: error: rank %d on %s is gone: %.60s; %s%s", rt->exe, rank,
+             peer(rt, rank)->host, n->text, own, last);
 }
 
-/* The lowest rank of its machine, rank 0 being gone. */
+/* The first process of its machine, rank 0 being gone. */
 static bool first_here(const Rt *rt)
 {
-    const Launch *l = rt->remote->launch;
-    const LaunchPeer *me = launch_peer(l, rt->first);
-    for (int r = 1; r < rt->first; r++)
-        if (strcmp(launch_peer(l, r)->host, me->host) == 0 &&
-            strcmp(launch_peer(l, r)->machine, me->machine) == 0)
+    for (int p = 1; p < rt->remote->place.rank; p++)
+        if (rt_remote_together(rt, rt->remote->rank_of[p], rt->first))
             return false;
     return true;
 }
@@ -132,7 +138,7 @@ static void settle(Rt *rt)
         m->tells = true;
         break;
     case LAUNCH_FAILED:
-        m->tells = n.rank == rt->first;
+        m->tells = n.rank == m->place.rank;
         if (!m->tells)
             replace_fault(rt, n.status, n.text);
         break;
@@ -189,8 +195,7 @@ static int wrong_world(Rt *rt)
 
 bool rt_remote_together(const Rt *rt, int a, int b)
 {
-    const LaunchPeer *x = launch_peer(rt->remote->launch, a);
-    const LaunchPeer *y = launch_peer(rt->remote->launch, b);
+    const LaunchPeer *x = peer(rt, a), *y = peer(rt, b);
     return strcmp(x->host, y->host) == 0 && strcmp(x->machine, y->machine) == 0;
 }
 
@@ -202,23 +207,31 @@ static void coordinates(const RtHeader *h, int rank, int at[5])
         at[i] = rank % size[i];
 }
 
-static int node_of(const RtHeader *h, int rank)
+/* Which process each rank is. */
+static void number_ranks(const Rt *rt, RtRemote *m)
 {
-    int at[5], place = 0;
-    coordinates(h, rank, at);
-    for (int i = 0; i < 5; i++)
-        place += at[i] * h->place[i];
-    return place / h->node;
+    const RtHeader *h = rt->program->head;
+    m->rank_of = rt_alloc((size_t)rt->nranks, sizeof *m->rank_of);
+    m->process_of = rt_alloc((size_t)rt->nranks, sizeof *m->process_of);
+    for (int r = 0; r < rt->nranks; r++) {
+        int at[5], place = 0;
+        coordinates(h, r, at);
+        for (int i = 0; i < 5; i++)
+            place += at[i] * h->place[i];
+        m->process_of[r] = h->node > 0 ? place : r;
+        m->rank_of[m->process_of[r] % rt->nranks] = r;
+    }
 }
 
-/* Is rank r on the machine that a cyclic distribution gives it? */
+/* Do process p and the next one of its machine lie apart as a cyclic distribution has them? */
 static bool is_cyclic(const Rt *rt)
 {
+    const int *rank = rt->remote->rank_of;
     int machines = 1;
-    while (machines < rt->nranks && !rt_remote_together(rt, 0, machines))
+    while (machines < rt->nranks && !rt_remote_together(rt, rank[0], rank[machines]))
         machines++;
-    for (int r = machines; r < rt->nranks; r++)
-        if (!rt_remote_together(rt, r, r - machines))
+    for (int p = machines; p < rt->nranks; p++)
+        if (!rt_remote_together(rt, rank[p], rank[p - machines]))
             return false;
     return machines < rt->nranks && machines > 1;
 }
@@ -242,9 +255,10 @@ static int only_axis(const RtHeader *h, int a, int b)
 static bool parted(const Rt *rt, int axis, int *a, int *b)
 {
     const RtHeader *h = rt->program->head;
+    const int *place = rt->remote->process_of;
     for (*a = 0; *a < rt->nranks; ++*a)
         for (*b = *a + 1; *b < rt->nranks; ++*b)
-            if (node_of(h, *a) == node_of(h, *b) && !rt_remote_together(rt, *a, *b) &&
+            if (place[*a] / h->node == place[*b] / h->node && !rt_remote_together(rt, *a, *b) &&
                 (axis < 0 || only_axis(h, *a, *b) == axis))
                 return true;
     return false;
@@ -265,8 +279,7 @@ static int check_nodes(Rt *rt)
     char text[700], what[64] = "belong on one node";
     if (axis > 0)
         snprintf(what, sizeof what, "share %s but not a node", word[axis]);
-    const char *on[] = { launch_peer(rt->remote->launch, a)->host,
-                         launch_peer(rt->remote->launch, b)->host };
+    const char *on[] = { peer(rt, a)->host, peer(rt, b)->host };
     bool cyclic = is_cyclic(rt);
     snprintf(text, sizeof text, "ranks %d and %d %s: %s (rank %d is on %s, rank %d on %s; the plan "
              "fills nodes of %d ranks in order); %sRT_PLACEMENT=any runs as it is", a, b, what,
@@ -298,14 +311,15 @@ int rt_remote_join(Rt *rt)
         if (*end || !(limit_s > 0) || !isfinite(limit_s))
             return fails_alone(rt, m->place.rank == 0, "RT_JOIN: expected seconds");
     }
-    rt->first = m->place.rank < rt->nranks ? m->place.rank : 0;
     rt->nlocal = 1;
     if (m->place.world != rt->nranks)
         return wrong_world(rt);
+    number_ranks(rt, m);
+    rt->first = m->rank_of[m->place.rank];
     m->launch = launch_join(&m->place, rt->head->plan_hash, limit_s, &fault);
     if (!m->launch)
         return fails_alone(rt, fault.tell, fault.text);
-    rt->save_id = launch_peer(m->launch, 0)->pid;
+    rt->save_id = peer(rt, 0)->pid;
     RT_TRY(check_nodes(rt));
     rt->started_s = rt_now_s();
     return RT_OK;
@@ -319,25 +333,32 @@ const char *rt_remote_host(const Rt *rt, int i)
         while (!rt_remote_together(rt, first, k))
             first++;
         if (first == k && i-- == 0)
-            return launch_peer(rt->remote->launch, k)->host;
+            return peer(rt, k)->host;
     }
     return NULL;
 }
 
 const char *rt_remote_host_of(const Rt *rt, int rank, int *local)
 {
-    const LaunchPeer *p = launch_peer(rt->remote->launch, rank);
-    *local = p->local < 0 ? 0 : p->local;
-    for (int r = 0; r < rank && p->local < 0; r++)      // the launcher does not say: count
-        *local += rt_remote_together(rt, r, rank);
-    return p->host;
+    const RtRemote *m = rt->remote;
+    const LaunchPeer *me = peer(rt, rank);
+    *local = me->local < 0 ? 0 : me->local;
+    for (int p = 0; p < m->process_of[rank] && me->local < 0; p++)     // nobody says: count
+        *local += rt_remote_together(rt, m->rank_of[p], rank);
+    return me->host;
 }
 
 /* ---- sums and agreement -------------------------------------------------- */
 
 int rt_remote_share(Rt *rt, const void *mine, void *all, size_t bytes)
 {
-    return launch_share(rt->remote->launch, mine, all, bytes) ? RT_OK : interrupted(rt, NULL);
+    const RtRemote *m = rt->remote;
+    char *by_process = rt_alloc((size_t)rt->nranks, bytes);
+    bool good = launch_share(m->launch, mine, by_process, bytes);
+    for (int p = 0; p < rt->nranks && good; p++)
+        memcpy((char *)all + bytes * (size_t)m->rank_of[p], by_process + bytes * (size_t)p, bytes);
+    free(by_process);
+    return good ? RT_OK : interrupted(rt, NULL);
 }
 
 /* All processes come here; an error of one is then an error of all. */
@@ -353,11 +374,11 @@ int rt_remote_agree(Rt *rt, RtRank *r)
         return interrupted(rt, r);
     }
     for (int i = rt->nranks; i-- > 0;)
-        if (all[i]) {
+        if (all[m->process_of[i]]) {
             first = i;
             failed++;
         }
-    int status = first < 0 ? RT_OK : all[first];
+    int status = first < 0 ? RT_OK : all[m->process_of[first]];
     free(all);
     if (status) {
         pthread_mutex_lock(&rt->fault_lock);
@@ -367,7 +388,7 @@ int rt_remote_agree(Rt *rt, RtRank *r)
         size_t n = strlen(rt->fault);
         if (m->tells && failed < rt->nranks && !strstr(rt->fault, "rank "))
             snprintf(rt->fault + n, sizeof rt->fault - n, "\nnote: so says rank %d on %s",
-                     rt->first, launch_peer(m->launch, rt->first)->host);
+                     rt->first, peer(rt, rt->first)->host);
         pthread_mutex_unlock(&rt->fault_lock);
     }
     return status;
@@ -487,7 +508,7 @@ int rt_remote_bring_events(RtWorker *w)
         void *all;
         size_t n;
         double started;
-        if (!launch_take(l, i, &all, &n))
+        if (!launch_take(l, rt->remote->process_of[i], &all, &n))
             return interrupted(rt, r);
         free(q->events);
         q->events = rt_alloc(n, 1);
@@ -515,6 +536,8 @@ void rt_remote_leave(Rt *rt)
     if (m->launch)
         launch_leave(m->launch, status == RT_OK || (m->agreed && rt->rank == NULL));
     bool tells = m->tells;
+    free(m->rank_of);
+    free(m->process_of);
     free(m);
     rt->remote = NULL;
     if (status) {

@@ -17,10 +17,14 @@ E
 layout="--set plan.data=2 --set plan.pipeline=2 --set plan.zero=1 --set plan.slices=[4,4]
     --set plan.ranks=[stage,data,x,y,z]"
 common="$D --set train.precision=fp64 --set train.steps=8 --set train.clip=1"
-works "$t" emit "$M" c.tcube $common $layout --target cuda -o gen
-(cd gen && ld -r -b binary -z noexecstack -o tables.o program.tables) || exit 4
-"$top/tests/cudasim/simcc" plain gen/program gen/program.cu -I"$top/runtime" gen/tables.o \
-    "$top/build/libteracube_rt.a" > err 2>&1 || { bad "does not compile"; summary; exit 1; }
+make_program() { # DIR SETTING...
+    dir=$1; shift
+    works "$t" emit "$M" c.tcube $common "$@" --target cuda -o $dir
+    (cd $dir && ld -r -b binary -z noexecstack -o tables.o program.tables) || exit 4
+    "$top/tests/cudasim/simcc" plain $dir/program $dir/program.cu -I"$top/runtime" $dir/tables.o \
+        "$top/build/libteracube_rt.a" > err 2>&1 || { bad "$dir does not compile"; summary; exit 1; }
+}
+make_program gen $layout
 P=$PWD/gen/program
 losses() { sed -n 's/.*"loss": *\([0-9.e+-]*\).*/\1/p' "$1"; }
 port=$((16000 + $$ % 9000))
@@ -45,17 +49,19 @@ as() {
                       MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "$@" ;;
     esac
 }
-# start BY 'RANKS' ARGUMENT...: those ranks; their outputs in out.R, err.R. $die: rank and count
+# start BY 'RANKS' ARGUMENT...: those ranks; their outputs in out.R, err.R. $die, $hang: rank and
+# count of operations
 start() {
     how=$1 ranks=$2 pids=''; shift 2
     rm -f out.* err.*
     port=$((port + 1))
     for rank in $ranks; do
         case $die in "$rank "*) export CUDASIM_DIE="${die#* }" ;; *) unset CUDASIM_DIE ;; esac
+        case $hang in "$rank "*) export CUDASIM_HANG="${hang#* }" ;; *) unset CUDASIM_HANG ;; esac
         as $how $rank timeout 60 "$P" "$@" > out.$rank 2> err.$rank &
         pids="$pids $!"
     done
-    unset CUDASIM_DIE
+    unset CUDASIM_DIE CUDASIM_HANG
 }
 finish() {
     statuses=''
@@ -164,6 +170,20 @@ is 'the trace has the names of the simulator' "$(wc -l < want)" -ge 8
 is 'and no other ones' "$(diff want have)" = ''
 is 'it has all ranks' "$(grep -o '"tid": [0-9]*' trace.json | sort -u | wc -l)" = 4
 
+# ---- ranks in another order: a node has the stages of a replica ----------------------------------
+make_program other --set plan.data=2 --set plan.pipeline=2 --set 'plan.ranks=[data,stage,x,y,z]'
+works env -u CUDASIM_PROCESSES other/program -q --log l.other
+losses l.other > losses.other
+P=$PWD/other/program
+goes nodes 'another order' --log l.nodes --trace trace.other
+same 'another order' l.nodes losses.other
+is 'the trace has all ranks' "$(grep -o '"pid": [0-9]*, "tid": [0-9]*' trace.other | sort -u |
+    tr '\n' ' ')" = '"pid": 0, "tid": 0 "pid": 0, "tid": 1 "pid": 1, "tid": 2 "pid": 1, "tid": 3 '
+die='2 9'
+start nodes "$all" -q
+tells '4 4 137 4' 'rank 1 on b is gone'        # the third process is rank 1: replica 1, stage 0
+die='' P=$PWD/gen/program
+
 # ---- what goes wrong ------------------------------------------------------------------------------
 now=$(date +%s)
 start torchrun '0 1 3' -q
@@ -223,5 +243,21 @@ for who in 1 0 3; do
     is 'two steps were done' "$(grep -c '^step' out.0)" = 2
 done
 die=''
+
+# Alive, and bringing nothing more: who stands still for RT_TIMEOUT.
+hang="1 $count" RT_TIMEOUT=4; export RT_TIMEOUT
+start torchrun "$all" -q
+tells '4 4 4 4' "nobody has moved for 4 s: rank 0 .*waited 4 s in [a-z_]+ '.*_model.tcube:[0-9:]+, step 3|rank 3 on .* was last heard in '.*step 3"
+hang=''; unset RT_TIMEOUT
+
+# A signal to one of them ends the run of all behind a step, with a checkpoint.
+start torchrun "$all" --set train.steps=2000 --set 'train.checkpoint=every(5000, "c.usr1")'
+i=0; while ! grep -q '^step' out.0 && [ $i -lt 300 ]; do sleep 0.1; i=$((i + 1)); done
+for pid in $pids; do last=$pid; done
+kill -USR1 $(ps -o pid= --ppid "$last")
+finish
+is 'USR1 ends them all well' "$statuses" = '0 0 0 0'
+is 'and says so once' "$(grep -c 'a signal ends the run after step' err)" = 1
+is 'with a checkpoint' -s c.usr1/latest
 none w.*.tmp* c.*/*.tmp
 summary

@@ -383,20 +383,22 @@ static void send_call(const Call &c, int what, int to)
 }
 
 // CUDASIM_DIE=N: the process is killed when it posts its N-th operation; 0: it says at the end
-// how many there were.
-static void maybe_die()
+// how many there were. CUDASIM_HANG=N: from its N-th operation on it brings nothing.
+static bool goes_on()
 {
-    static const char *s = getenv("CUDASIM_DIE");
-    static int at = s ? atoi(s) : -1, n = 0;
+    static const char *s = getenv("CUDASIM_DIE"), *h = getenv("CUDASIM_HANG");
+    static int at = s ? atoi(s) : -1, hang = h ? atoi(h) : -1, n = 0;
     static bool once = at == 0 && atexit([] { fprintf(stderr, "%d operations\n", n); }) == 0;
     (void)once;
     if (++n == at)
         raise(SIGKILL);
+    return hang < 0 || n < hang;
 }
 
 static void post_remote(Call *c)
 {
-    maybe_die();
+    if (!goes_on())
+        return;
     if (c->kind == SEND)
         send_call(*c, R_MESSAGE, c->peer);
     for (int r = 0; c->kind < SEND && r < c->comm->group->nranks; r++)
