@@ -573,6 +573,7 @@ static void head(Emit *m)
     if (p->config->has_cluster && p->config->cluster.device >= 0) {
         Mesh mesh = price_mesh(p);
         h->node = (int32_t)p->config->cluster.per_node.v;
+        h->ports = (int32_t)p->config->cluster.ports.v;
         for (int i = 0; i < MESH_AXES; i++)
             h->place[i] = mesh.stride[i];
     }

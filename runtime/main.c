@@ -130,7 +130,7 @@ static int apply_options(Rt *rt)
         free(rt->log_path);
         rt->log_path = copy_text(o->log);
     }
-    rt->steps = o->profile ? 0 : o->steps >= 0 ? o->steps : rt->own.train.steps;
+    rt->steps = o->steps >= 0 ? o->steps : rt->own.train.steps;
     return RT_OK;
 }
 
@@ -390,7 +390,7 @@ static int main_of(const RtProgram *program, const RtDevice *device, int argc, c
     o.sets = sets;
     int status = read_options(program, argc, argv, &o, sets);
     if (status == RT_OK)
-        status = rt_run(program, &o);
+        status = o.profile ? device->profile(program->head, &o) : rt_run(program, &o);
     free(sets);
     if (status < 0) {
         status = RT_OK;

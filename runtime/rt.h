@@ -267,8 +267,9 @@ typedef struct {
     int64_t params_offset, grads_offset, m_offset, v_offset, master_offset;
     int32_t params_stored;
     int32_t node;                   // ranks that the plan puts on one machine; 0: it does not say
-    int32_t place[6];               // number of a rank's place on the cluster: the sum of its
-                                    // coordinates stage, data, x, y, z times these; [5] unused
+    int32_t place[5];               // number of a rank's place on the cluster: the sum of its
+                                    // coordinates stage, data, x, y, z times these
+    int32_t ports;                  // of a node to the network
     int64_t flat, flat_pad;         // elements of the flat region; padded for data
     int32_t nsteps, nparams, nunits, npieces, nsegments, ncolumns, nrowmaps, nkernels;
     int32_t npasses, nslices, nouts;
@@ -325,6 +326,7 @@ RtProgram *rt_program_read(const void *at, size_t bytes, int *nstages);
  * and read. One context for each rank; its functions, but close, are called on the rank's
  * own thread and return NULL, or a message (the context's own, valid until the next call).
  */
+struct RtOptions;
 typedef struct { int32_t axes, rep; uint64_t stages; } RtGroupKey;
 typedef struct { int n, me; const int *rank; } RtDeviceGroup;           // n 0: not a member
 typedef struct {                    // a row order on the rank, as in RtCall
@@ -397,16 +399,16 @@ typedef struct {
     /* When each pass of the step began and ended, in seconds of CLOCK_MONOTONIC; waits for
      * them. Where the rank is `timed`. */
     const char *(*spans)(void *ctx, double *begin, double *end);
-    /* Rates of the device and of NCCL among the ranks, as lines of a profile; all ranks call
-     * it, rank 0 has the text: malloc'd. */
-    const char *(*profile)(void *ctx, char **text);
+    /* Measures the devices and their links for a profile (compiler/profile.h) instead of
+     * training; the exit status. */
+    int (*profile)(const RtHeader *head, const struct RtOptions *options);
 } RtDevice;
 
 /* ---- entry points --------------------------------------------------------- */
 
 typedef struct Rt Rt;       // one run: all ranks of this process
 
-typedef struct {
+typedef struct RtOptions {
     const char *load, *save, *log, *trace;      // NULL: none
     const char *resume;                         // folder of checkpoints, or one of them
     int64_t steps;                              // the run ends after it; -1: the schedule's
@@ -416,7 +418,7 @@ typedef struct {
     int     may_be_launched;                    // under mpirun this process is one rank
     int     goes_on;                            // and will run another program after this one
     const char *root, *rank, *world;            // --root HOST:PORT --rank N --world N, or NULL
-    const char *profile;                        // of the device: measures instead of training
+    const char *profile;                        // file of --profile, for RtDevice.profile
     /* tests and verify: called after each step on rank 0's thread while all
      * ranks wait; `grads`/`params` are readable through rt_read_param. */
     void (*after_step)(void *ctx, Rt *rt, int64_t step, double loss, double norm);

@@ -501,7 +501,6 @@ int  rt_devices_choose(Rt *rt);                 // before there are ranks
 int  rt_devices_meet(Rt *rt);                   // all having chosen
 bool rt_device_where(RtRank *r);                // r->sign: what it waits in; false: not open yet
 int  rt_device_events(RtRank *r);               // of the step, for the trace
-int  rt_device_profile(RtWorker *w);
 int  rt_device_open(RtRank *r);                 // its context; the block is the host's copy
 void rt_device_close(RtRank *r);
 int  rt_device_push(RtRank *r);                 // parameters and moments to the device

@@ -23,6 +23,7 @@
 #include "loss.cuh"
 #include "moves.cuh"
 #include "optimizer.cuh"
+#include "profile.cuh"
 #include "rope.cuh"
 #include "rows.cuh"
 

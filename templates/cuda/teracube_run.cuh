@@ -387,6 +387,33 @@ inline const char *device_sums(void *ctx, double *loss, double *squares)
     return c->message[0] ? c->message : NULL;
 }
 
+/* ---- --profile --------------------------------------------------------------------------- */
+
+/* What `teracube profile CLUSTER --target cuda` measures, among this program's ranks. */
+inline int device_profile(const RtHeader *h, const RtOptions *o)
+{
+    SurveyTask task = SurveyTask();
+    int ranks = h->nstages * h->data * h->x * h->y * h->z;
+    bool whole = h->node > 0 && ranks % h->node == 0;
+    task.cluster = h->node > 0 ? "of the plan" : "this machine";
+    task.per_node = whole ? h->node : ranks;
+    task.nodes = ranks / task.per_node;
+    task.ports = h->ports > 0 ? h->ports : 1;
+    task.exe = o->exe;
+    task.out = o->profile;
+    const char *const with[] = { "--root", o->root, "--rank", o->rank, "--world", o->world };
+    const char *argv[9] = { o->exe }, *small = getenv("RT_PROFILE");
+    int argc = 1;
+    if (small && strcmp(small, "tiny") == 0)            // tests: sizes that show nothing
+        argv[argc++] = "--tiny";
+    for (int i = 0; i < 6; i += 2)
+        if (with[i + 1]) {
+            argv[argc++] = with[i];
+            argv[argc++] = with[i + 1];
+        }
+    return profile_main(task, argc, (char **)argv);
+}
+
 /* ---- main ------------------------------------------------------------------------------- */
 
 template <const Program *P>
@@ -400,7 +427,7 @@ inline int teracube_main(const char *from, const char *to, int argc, char **argv
         keys[i] = { P->groups[i].axes, P->groups[i].rep, P->groups[i].stages };
     const RtDevice device = { keys, n, device_count, device_look, device_meeting, device_open<P>,
                               device_close, device_write, device_read, device_rows, device_pass,
-                              device_sums, device_where, device_spans, NULL };
+                              device_sums, device_where, device_spans, device_profile };
     int status = rt_device_main(from, (size_t)(to - from), &device, argc, argv);
     free(keys);
     return status;

@@ -170,6 +170,14 @@ is 'the trace has the names of the simulator' "$(wc -l < want)" -ge 8
 is 'and no other ones' "$(diff want have)" = ''
 is 'it has all ranks' "$(grep -o '"tid": [0-9]*' trace.json | sort -u | wc -l)" = 4
 
+# ---- the profile of its devices --------------------------------------------------------------------
+export RT_PROFILE=tiny
+goes torchrun 'a profile' --profile p.txt
+unset RT_PROFILE
+sed 's/arch = sm_90/&; profile = "p.txt"/' c.tcube > profiled.tcube
+works "$t" plan "$M" profiled.tcube $common $layout
+is 'of the cluster' "$(grep '^cluster' p.txt)" = 'cluster 2 2 1 of the plan'
+
 # ---- ranks in another order: a node has the stages of a replica ----------------------------------
 make_program other --set plan.data=2 --set plan.pipeline=2 --set 'plan.ranks=[data,stage,x,y,z]'
 works env -u CUDASIM_PROCESSES other/program -q --log l.other
