@@ -372,6 +372,7 @@ static void gradient_pieces(Cuda *m, Text *t, const RtStep *s, const Inst *n)
     const char *on = stream_name[n->stream], *from = at(m, &s->a);
     text_add(t, "    /* in pieces, each as soon as it is made, under the backward pass%s */\n",
              n->coll == COLL_REDUCE_SCATTER ? "; each to the replica that updates it" : "");
+    text_add(t, "    watched_as_one(c, %d);\n", m->p->grad_pieces.n);
     for (int k = 0; k < m->p->grad_pieces.n; k++) {
         const GradPiece *g = &m->p->grad_pieces.at[k];
         waits(m, t, n->stream, g->nwaits, g->wait);

@@ -287,6 +287,7 @@ template <typename T> inline void reduce_in_place(Ctx *c, Stream s, int g, int t
 {
     check(c, "reduce", ncclReduce(x, x, (size_t)n, nccl_type(x), ncclSum, to, c->comm[g],
                                   c->stream[s]));
+    watched(c, c->stream[s]);
 }
 
 /* Boxes given are packed, sent, and unpacked by who takes them. */

@@ -49,6 +49,7 @@ struct Watch {
     int pass[WATCHED], nth[WATCHED];
     uint64_t begun, ended;
     int ipass, n;                   // of the pass at hand: collectives so far
+    int together;                   // so many more are one in the plan
     cudaEvent_t *begin, *end;       // by pass, where times are wanted
     bool *ran;
 };
@@ -99,7 +100,9 @@ inline void watch_on(Watch *w)
 inline void watched(Ctx *c, cudaStream_t s)
 {
     Watch *w = c->watch;
-    int nth = w->n++;
+    int nth = w->n;
+    w->n += w->together <= 1;
+    w->together -= w->together > 0;
     if (c->rank->nranks == 1)
         return;
     std::lock_guard<std::mutex> hold(w->lock);
@@ -132,12 +135,15 @@ inline bool device_where(void *ctx, int *ipass, int *nth, uint64_t *done)
     return true;
 }
 
+/* The next n collectives are one of the plan's. */
+inline void watched_as_one(Ctx *c, int n) { c->watch->together = n; }
+
 /* Around a pass on stream s; transfers are one collective. */
 inline void watch_begins(Ctx *c, int ipass, cudaStream_t s)
 {
     Watch *w = c->watch;
     w->ipass = ipass;
-    w->n = 0;
+    w->n = w->together = 0;
     if (w->begin)
         check(c, "an event", cudaEventRecord(w->begin[ipass], s));
 }
