@@ -6,8 +6,6 @@
 
 static char other(char home) { return home == 'A' ? 'B' : 'A'; }
 
-static ValueId in_op(Part *q, const Op *o, int j) { return home_value(q, o->in[j]); }
-
 /* ---- products ------------------------------------------------------------------ */
 
 void gemm(Part *q, OpId op, const char *what, ValueId a, bool ta, ValueId b, bool tb, ValueId c,
@@ -277,7 +275,7 @@ static void keep_copies_only(Part *q, ValueId v)    // YR is pending on copies a
 static void lower_split(Part *q, OpId op)
 {
     Op o = q->p->ops.at[op];
-    ValueId x = in_op(q, &o, 0);
+    ValueId x = value_in(q, o.in[0], q->spot[o.out[0]].home);
     int parts = o.parts > 1 ? local_parts(q, o.in[0], o.parts) : 1;
     int64_t at = 0;
     if (parts > 1)
@@ -365,7 +363,7 @@ static ValueId rope_table(Part *q, OpId op, const Op *o)
 static void lower_rope(Part *q, OpId op)
 {
     Op o = q->p->ops.at[op];
-    ValueId x = in_op(q, &o, 0), table = rope_table(q, op, &o);
+    ValueId x = value_in(q, o.in[0], q->spot[o.out[0]].home), table = rope_table(q, op, &o);
     ValueId y = home_new(q, o.out[0], o.phase == PHASE_FORWARD ? BUF_ACTIVATION : BUF_WORK);
     q->p->values.at[y].layout = q->p->values.at[x].layout;
     Inst *i = inst_new(q, I_ROPE, op, o.inverse ? "turn back" : "turn");

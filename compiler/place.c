@@ -93,7 +93,9 @@ static char op_home(Part *q, OpId i, char *orient)
 {
     Plan *p = q->p;
     Op *o = &p->ops.at[i];
-    if (o->phase == PHASE_BACKWARD && o->of != NONE && is_row_op(o)) {
+    bool whole_parts = o->kind == OP_ROPE ||        // where their checks have looked
+                       ((o->kind == OP_SPLIT || o->kind == OP_CONCAT) && o->parts > 1);
+    if (o->phase == PHASE_BACKWARD && o->of != NONE && (is_row_op(o) || whole_parts)) {
         const Op *f = &p->ops.at[o->of];
         if (is_rows(p, f->out[0]))
             return q->spot[f->out[0]].home;

@@ -193,6 +193,7 @@ static const Variant variants[] = {
     { "model", { "plan.keep=both" }, "2,2,2 1,2,3" },
     { "model", { "plan.vectors=sharded" }, "1,1,1 2,2,2 1,2,3/2 3,2,1" },
     { "model", { "plan.logits_chunk=12" }, "1,1,1 2,2,2 1,2,3/2 1,4,3" },
+    { "rope_back", { NULL }, "1,1,1 1,1,4 1,1,2 1,3,2 2,1,2" },
     /* products of blocks */
     { "model", { "plan.partition=summa(2)" }, "1,2,2 1,2,2/3" },
     { "model", { "plan.partition=summa(3)", "plan.zero=1" }, "1,3,3/2" },
