@@ -1,7 +1,7 @@
 #!/bin/sh
 # How long tune takes: the whole process, best of three (RUNS=n), and what it looked at; a plan
-# again after one edit; and whether layouts measured here come in the order predicted (ORDER=0
-# leaves that out: it runs ten of them, after a profile). `make bench` calls it.
+# again after one edit (TIMES=0: not); and whether layouts measured here come in the order predicted
+# (ORDER=0: not; it runs ten of them, after a profile). `make bench` calls it.
 cd "$(dirname "$0")/../.." || exit 4
 T=build/teracube
 RUNS=${RUNS:-3}
@@ -20,16 +20,18 @@ row() { # NAME TARGET ARGS...
     printf '%-44s %8s s  (at most %s s)  %s\n' "$name" "$s" "$target" \
         "$(sed -n 's/^  searched  //p' "$work/said")"
 }
-row 'tune 175B on 128 GPUs' 1 "$T" tune $m $c --top 10
-row 'tune 175B on 1,024 GPUs' 1 "$T" tune $m $c --set cluster.nodes=128
-row 'tune 1T on 16,384 GPUs' 8 "$T" tune $m $c --set cluster.nodes=2048 --set model.hidden=25600 \
-    --set model.layers=128 --set model.heads=160 --set train.batch=3072
-"$T" tune $m $c --write "$work/plan.tcube" > /dev/null
-row 'simulate the best again, after one edit' 0.1 "$T" simulate $m "$work/plan.tcube" $c \
-    --set train.batch=1920
-row 'tune its microbatch and slices alone' 0.1 "$T" tune $m $c --set plan.data=2 \
-    --set plan.pipeline=8 --set plan.cube=[4,2,1] --set plan.chunks=12
-
+searches() {
+    row 'tune 175B on 128 GPUs' 1 "$T" tune $m $c --top 10
+    row 'tune 175B on 1,024 GPUs' 1 "$T" tune $m $c --set cluster.nodes=128
+    row 'tune 1T on 16,384 GPUs' 8 "$T" tune $m $c --set cluster.nodes=2048 --set model.hidden=25600 \
+        --set model.layers=128 --set model.heads=160 --set train.batch=3072
+    "$T" tune $m $c --write "$work/plan.tcube" > /dev/null
+    row 'simulate the best again, after one edit' 0.1 "$T" simulate $m "$work/plan.tcube" $c \
+        --set train.batch=1920
+    row 'tune its microbatch and slices alone' 0.1 "$T" tune $m $c --set plan.data=2 \
+        --set plan.pipeline=8 --set plan.cube=[4,2,1] --set plan.chunks=12
+}
+[ "${TIMES:-1}" = 1 ] && searches
 [ "${ORDER:-1}" = 1 ] || exit 0
 # Ten layouts of one model, by the profile of this machine: places predicted and measured.
 "$T" profile examples/char.tcube -o "$work/here.profile" > /dev/null 2> "$work/err" ||
