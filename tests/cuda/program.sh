@@ -8,6 +8,7 @@ passed=0 failed=0
 mkdir -p "$WORK"
 fails() { failed=$((failed + 1)); echo "FAIL $1"; }
 
+checks='-Werror all-warnings -Xptxas -warn-spills,-Werror'
 one() { # NAME ARCH FILE ARGUMENT...
     name=$1 arch=$2; shift 2
     dir=$WORK/gen; rm -rf "$dir"
@@ -15,7 +16,7 @@ one() { # NAME ARCH FILE ARGUMENT...
         { fails "$name: emit"; cat "$WORK/err"; return; }
     from=$(date +%s)
     make -C "$dir" NVCC="$nvcc" TERACUBE="$PWD" \
-        CHECKS='-Werror all-warnings -Xptxas -warn-spills,-Werror' > "$WORK/out" 2>&1 ||
+        CHECKS="$checks" > "$WORK/out" 2>&1 ||
         { fails "$name: nvcc for $arch"; grep -E 'error|warning|rror:' "$WORK/out" | head; return; }
     [ -z "$V" ] || echo "$name $arch: nvcc and link $(($(date +%s) - from)) s"
     passed=$((passed + 1))
@@ -42,6 +43,9 @@ if [ -n "$ALL" ]; then
                 --set train.reduce=fp32
         done
     done
+    checks="$checks -include $PWD/tests/gpu/onedevice.h $PWD/tests/gpu/onedevice.cu"
+    one onedevice sm_90 examples/tiny.tcube $bf16 --set plan.cube=[2,2,2]
+    checks=
     for precision in fp32 fp64; do
         one "llama $precision" sm_90 examples/llama.tcube $data --set train.precision=$precision
     done
