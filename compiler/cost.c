@@ -267,6 +267,44 @@ static void summa_terms(Fill *f)
                 backward ? out : in, 0);
 }
 
+static double most(double a, double b) { return a > b ? a : b; }
+
+/* What a linear holds. Of A to B the input is gathered over y, as the output is split; its
+ * gradient and the output's are gathered or whole sums likewise. */
+static void linear_bytes(Fill *f, double in, double out, double ways_in, double ways_out)
+{
+    TurnClass *t = f->t;
+    const Kernel *k = f->k;
+    double e = f->real, block = in * out;
+    double inputs = ways_out > 1 ? in * e / f->x : 0, outputs = ways_in > 1 ? out * e / f->x : 0;
+    if (k->loss) {
+        t->loss_token = most(t->loss_token, inputs + in * e / f->x);
+        t->loss_block = most(t->loss_block, block);
+        return;
+    }
+    if (k->op->kind == OP_LINEAR) {
+        // attention's backward pass reads its result where it lies, too
+        double instead = inputs > 0 && !k->attended ? k->in * e / f->xyz : 0;
+        t->input_bytes[0] += inputs - instead;
+        t->input_bytes[1] += k->attended ? 0 : inputs - instead;
+        t->blocks += block;
+    } else if (k->op->kind == OP_LINEAR_DW) {
+        double rows = (k->in + k->out) * e / f->xyz;
+        t->transient_bytes = most(t->transient_bytes, rows + 2 * inputs + outputs);
+        t->block = most(t->block, block);
+    }
+}
+
+/* Rows of a table's results are sums over y. */
+static void table_bytes(Fill *f)
+{
+    TurnClass *t = f->t;
+    double out = f->k->out / f->z, block = f->k->rows * out / f->y;
+    t->transient_bytes = most(t->transient_bytes, (f->y > 1 ? 2 : 1) * out * f->real / f->x);
+    t->blocks += f->k->backward ? 0 : block;
+    t->table = most(t->table, block);
+}
+
 /* Linear of `in` columns in layout A to `out` in B (or back): in is split over one of y, z
  * and out over the other. */
 static void linear_terms(Fill *f)
@@ -276,10 +314,8 @@ static void linear_terms(Fill *f)
     Axes gather = k->from_a ? AX_YK : AX_Z, scatter = k->from_a ? AX_Z : AX_YK;
     double in = k->in / ways_in, out = k->out / ways_out;
     double weights = in * out * f->real, share = 1.0 / f->x;
+    linear_bytes(f, in, out, ways_in, ways_out);
     if (k->op->kind == OP_LINEAR) {
-        if (ways_out > 1)               // of A to B the input is gathered over y, as out is split
-            f->t->input_bytes += in * f->real / f->x;
-        f->t->weight_bytes += f->x > 1 ? weights : 0;
         collective(f, RING_GATHER, gather, in, 0);
         spread(f, RING_GATHER, weights, KEPT_ONCE);
         product(f, FORM_NN, share, out, in, 0);
@@ -336,10 +372,15 @@ static void attention_terms(Fill *f)
     double ways = heads_y * (a->gather ? 1 : f->x * f->z);
     a->key_bytes = (keys + values) * f->real / ways;
     started(f, k->backward ? 2 : 1);
-    if (k->backward)
+    double all = (keys + values) / ways, wide = f->c->element < 4 ? 4 : f->real;
+    if (k->backward) {
+        double rows = (3 * q + keys + values) * f->real / f->xyz;
+        f->t->transient_bytes = most(f->t->transient_bytes, rows + all * (f->real + wide));
         return;
+    }
     f->t->kv_bytes += a->key_bytes;
-    f->t->dkv_bytes += (keys + values) * f->c->gradient / ways;
+    f->t->dkv_bytes += all * wide;
+    f->t->kv_local += (keys + values) * f->real / heads_y / (f->x * f->z);
 }
 
 static void loss_terms(Fill *f)
@@ -364,8 +405,8 @@ static void run_terms(Fill *f)
     const Kernel *k = f->k;
     Term *t = term(f, TERM_BYTES);
     t->token_bytes = k->out * f->real / f->xyz;
-    if (t->token_bytes > f->t->transient_bytes)
-        f->t->transient_bytes = t->token_bytes;
+    if (k->backward)
+        f->t->transient_bytes = most(f->t->transient_bytes, t->token_bytes);
     started(f, 1);
     const Group *g = group(f->c, k->from_a ? AX_Z : AX_YK);
     if (k->reduced && g->size > 1) {
@@ -397,6 +438,7 @@ static void kernel_terms(Fill *f)
         break;
     case OP_EMBED: case OP_EMBED_DW: {
         double w = k->out / f->z;
+        table_bytes(f);
         term(f, TERM_BYTES)->token_bytes = 2 * w * f->real / f->x;
         started(f, 1);
         // rows of the table lie by y, in summa(q) by z
@@ -430,7 +472,8 @@ static void class_fill(Cost *c, const TurnShape *s, TurnClass *t)
             attention_collectives(&f, f.k->op->kv_heads < f.y ? f.k->op->kv_heads : f.y);
     }
     for (int i = 0; i < 3; i++)
-        t->saved_bytes[i] = s->saved[i] * f.real / f.xyz;
+        t->saved_bytes[i] = (s->saved[i] + (f.z > 1 && i != RECOMPUTE_FULL ? s->split : 0)) *
+                            f.real / f.xyz;
     for (int i = 0; i < s->weights.n; i++) {
         const Weight *w = &s->weights.at[i];
         bool vector = w->kind == PARAM_VECTOR;
@@ -469,8 +512,9 @@ void cost_fill(Cost *c, const Plan *p, const Shape *s, const Choices *is)
         class_fill(c, &s->classes.at[i], &c->classes.at[i]);
     double xyz = (double)is->x * is->y * is->z;
     c->tied = s->tied / xyz;
-    c->logits_bytes = s->turns_only || p->vocab <= 0 ? 0
-                    : ceil((double)p->vocab / is->y) / is->z * (c->element < 4 ? 4 : c->element);
+    double logits = ceil((double)p->vocab / is->y) * (c->element < 4 ? 4 : c->element);
+    c->logits_bytes = s->turns_only || p->vocab <= 0 ? 0    // a sum over z, and the rank's share
+                    : is->z > 1 ? logits * (1 + 1.0 / is->z) : logits;
 }
 
 /* What `keep` pins; partition chooses what is open. */

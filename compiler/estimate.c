@@ -65,7 +65,7 @@ typedef struct {
     int sections, *turns;       // the last cut; 0: none yet
     double *alpha[2], *slope[2];        // transfers into a stage, forward and back
     bool has_transfers;
-    int64_t chunk;              // tokens of the loss's chunks; 0: not asked for yet
+    int64_t chunk_rows, chunk;  // the loss's chunks where an x share has so many rows
 } Cube;
 
 /* Sections with the same turns of every class. */
@@ -267,6 +267,14 @@ Reject estimate_legal(const Estimator *e, const Point *p)
     return slices_legal(e, p);
 }
 
+static int64_t longest_slice(const Estimator *e, const Point *p, bool balanced)
+{
+    int64_t unit = grain(p, balanced), most = slice_length(e, p, unit, 0);
+    for (int i = 1; p->slice && i < p->nslices; i++)
+        most = p->slice[i] > most ? p->slice[i] : most;
+    return most;
+}
+
 /* ---- a cube ------------------------------------------------------------------------- */
 
 static bool same_cube(const Point *a, const Point *b)
@@ -299,7 +307,7 @@ static Cube *cube_of(Estimator *e, const Point *p)
     c->priced.n = 0;
     c->sections = 0;
     c->has_transfers = false;
-    c->chunk = 0;
+    c->chunk_rows = 0;
     cost_fill(&c->cost, e->of, e->shape, &is);
     return c;
 }
@@ -569,14 +577,10 @@ static void fill_lane(const Estimator *e, const Point *p, const Cube *c, int r, 
 /* Of the longest slice. */
 static void fill_transfers(Estimator *e, const Point *p, Cube *c, const int *turns)
 {
-    double ranks = (double)p->x * p->y * p->z, longest = 0;
-    int64_t unit = grain(p, c->cost.is.balanced);
+    double ranks = (double)p->x * p->y * p->z;
+    double longest = (double)longest_slice(e, p, c->cost.is.balanced);
     if (!c->has_transfers)
         find_transfers(e, c);
-    for (int i = 0; i < p->nslices; i++) {
-        double l = (double)slice_length(e, p, unit, i);
-        longest = l > longest ? l : longest;
-    }
     double each = longest * (double)p->microbatch * c->cost.element / ranks;
     for (int r = 0, turn = 0; r < p->stages; turn += turns[r++]) {
         double above = r > 0 ? e->shape->cut_width[turn - 1] : 0;
@@ -739,50 +743,122 @@ static void step_time(Estimator *e, const Point *p, Cube *c, int keep, const int
 
 /* ---- memory -------------------------------------------------------------------------- */
 
-typedef struct { double longest, kv_micros, units; } Flight;
+/*
+ * What a rank of a stage holds, from below:
+ *
+ *   fixed        parameters, gradients, moments                     as units.c lays them out
+ *   activations  what the backward operators read, of the units in flight; inputs of linears
+ *                that are kept gathered
+ *   keys, values with slices: of all tokens, of the microbatches begun; and their gradients,
+ *                of one
+ *   workspace    the most that one operator of the backward pass, or the loss, needs beside
+ *                that: rows, a gathered matrix, a gradient that is whole before it is
+ *                scattered
+ *
+ * memory.c places real buffers by their lives, with gaps: the sum here is not exact. See
+ * tests/unit/test_estimate.c for how far off it may be.
+ */
+typedef struct { double longest, units, begun; bool sliced; } Flight;
 
-/* What is in flight on stage r: units, and microbatches whose keys and values are there. */
 static Flight flight_of(const Estimator *e, const Point *p, const Cube *c, int r)
 {
     Schedule s = shape(e, p);
-    int64_t unit = grain(p, c->cost.is.balanced);
-    Flight f = { .units = schedule_units(&s, r) };
-    for (int i = 0; i < p->nslices; i++) {
-        double l = (double)slice_length(e, p, unit, i);
-        f.longest = l > f.longest ? l : f.longest;
-    }
-    int begun = (s.P - r + 2 * s.k - 2 + s.k - 1) / s.k;
-    f.kv_micros = s.kind == SCHEDULE_GPIPE || begun > s.m ? s.m : begun;
+    /* a stage receives before it computes: it has what the stage before it has in flight */
+    int above = r > 0 ? r - 1 : 0, more = p->chunks > 1;
+    int most = schedule_units(&s, above) + more, all = s.m * s.k * s.v;
+    Flight f = { .units = most < all ? most : all, .begun = schedule_kv(&s, above),
+                 .longest = (double)longest_slice(e, p, c->cost.is.balanced),
+                 .sliced = p->nslices > 1 };
+    if (p->stages == 1 && p->chunks == 1 && p->nslices == 1)
+        f.units = f.begun = 1;          // one function each way, called in turn
     return f;
+}
+
+/* Bytes of a section, per token of a unit but where it says fixed. */
+typedef struct { double saved, kv, dkv, work, fixed_work, kept; } Held;
+
+/* Bytes of an element of a block beside its shard: gathered, and its gradient until it is
+ * scattered over x and data. */
+typedef struct { double gathered, whole; } Whole;
+
+static Whole whole_of(const Cost *c)
+{
+    double wide = c->element < 4 ? 4 : c->element;
+    bool spread = c->is.x > 1, parts = c->is.data > 1 && c->is.zero >= 2;
+    Whole w = { 0 };
+    if (spread || (parts && c->is.zero >= 3))
+        w.gathered = c->element;
+    if (spread || parts)
+        w.whole = wide * (1 + (spread && parts ? 1.0 / c->is.x : 0));
+    return w;
+}
+
+static Held held_by(const Estimator *e, const Point *p, const Cost *k, int keep, const Kind *kind,
+                    bool sliced)
+{
+    bool inputs = keep == KEEP_BOTH || keep == KEEP_INPUTS;
+    bool weights = keep == KEEP_BOTH || keep == KEEP_WEIGHTS;
+    int mode = p->recompute == RECOMPUTE_ATTENTION ? RECOMPUTE_ATTENTION : RECOMPUTE_NONE;
+    Whole whole = whole_of(k);
+    Held h = { 0 };
+    for (int i = 0; i < e->nclasses; i++) {
+        const TurnClass *t = &k->classes.at[i];
+        double n = kind->count[i], again = p->recompute == RECOMPUTE_FULL ? kind->again[i] : 0;
+        double all = t->saved_bytes[mode] +
+                     (inputs ? t->input_bytes[mode == RECOMPUTE_ATTENTION] : 0);
+        double local = t->kv_local, gathered = t->kv_bytes > local ? t->kv_bytes : 0;
+        if (n == 0)
+            continue;
+        h.saved += (n - again) * (all + (sliced ? local : inputs ? gathered : 0)) +
+                   again * t->saved_bytes[RECOMPUTE_FULL];
+        h.kv += sliced ? n * t->kv_bytes : (n - again) * local;
+        h.dkv += sliced ? n * t->dkv_bytes : 0;
+        h.kept += weights ? n * t->blocks * whole.gathered : 0;
+        double work = t->transient_bytes + (again > 0 ? all + local : 0);
+        h.work = work > h.work ? work : h.work;
+        double unit = t->block * (whole.whole + (weights ? 0 : whole.gathered));
+        double table = t->table * larger(whole.whole, whole.gathered);      // not together
+        h.fixed_work = larger(h.fixed_work, larger(unit, table));
+    }
+    return h;
 }
 
 static StageMemory memory_of(Estimator *e, const Point *p, const Cube *c, int keep, int r)
 {
     const Cost *k = &c->cost;
-    bool inputs = keep == KEEP_BOTH || keep == KEEP_INPUTS;
-    bool weights = keep == KEEP_BOTH || keep == KEEP_WEIGHTS;
     Flight f = flight_of(e, p, c, r);
-    double params = 0, saved = 0, kv = 0, most = 0, gathered = 0, b = (double)p->microbatch;
+    double params = 0, b = (double)p->microbatch, unit = b * f.longest;
+    double all = b * (double)e->of->is.sequence;
+    Held sum = { 0 };
     for (int ch = 0; ch < p->chunks; ch++) {
         const Kind *kind = &e->kind[e->section[ch * p->stages + r]];
+        Held h = held_by(e, p, k, keep, kind, f.sliced);
         params += kind->parameters;
-        for (int i = 0; i < e->nclasses; i++) {
-            const TurnClass *t = &k->classes.at[i];
-            double n = kind->count[i], again = p->recompute == RECOMPUTE_FULL ? kind->again[i] : 0;
-            int none = p->recompute == RECOMPUTE_ATTENTION ? RECOMPUTE_ATTENTION : RECOMPUTE_NONE;
-            double all = t->saved_bytes[none] + (inputs ? t->input_bytes : 0);
-            saved += (n - again) * all + again * t->saved_bytes[RECOMPUTE_FULL];
-            kv += n * (t->kv_bytes + t->dkv_bytes);
-            gathered += weights ? n * t->weight_bytes : 0;
-            double w = n ? t->transient_bytes + t->input_bytes + (again ? all : 0) : 0;
-            most = w > most ? w : most;
-        }
+        sum.saved += h.saved;
+        sum.kv += h.kv;
+        sum.dkv += h.dkv;
+        sum.kept += h.kept;
+        sum.work = larger(sum.work, h.work);
+        sum.fixed_work = larger(sum.fixed_work, h.fixed_work);
     }
     params -= p->stages == 1 ? k->tied : 0;
-    StageMemory m = stretch_memory(k, params, r == p->stages - 1);
-    m.activations = saved / p->chunks * b * f.longest * f.units;
-    m.keys_values = kv * b * (double)e->of->is.sequence * f.kv_micros;
-    m.workspace = most * b * f.longest + gathered;
+    bool last = r == p->stages - 1 && e->shape->tail != NONE;
+    StageMemory m = stretch_memory(k, params, last);
+    double work = sum.work * unit + sum.fixed_work;
+    m.activations = sum.saved / p->chunks * unit * f.units;
+    m.keys_values = sum.kv / p->chunks * all * f.begun + sum.dkv * all;
+    if (last) {                         // the gradient of the loss's input waits with its unit
+        const TurnClass *t = &k->classes.at[e->shape->tail];
+        bool weights = keep == KEEP_BOTH || keep == KEEP_WEIGHTS;
+        bool tied = p->stages == 1 && k->tied > 0;          // gathered with the embedding
+        Whole whole = whole_of(k);
+        double gathered = t->loss_block * whole.gathered;
+        double loss = t->loss_token * unit + t->loss_block * whole.whole + (weights ? 0 : gathered);
+        sum.kept += weights && !tied ? gathered : 0;
+        m.activations += t->loss_token / 2 * unit * (f.units - 1) / p->chunks;
+        work = larger(work, loss + m.logits) - m.logits;
+    }
+    m.workspace = larger(work, 0) + sum.kept;
     m.peak = m.parameters + m.gradients + m.optimizer + m.activations + m.keys_values +
              m.logits + m.workspace;
     return m;
@@ -822,8 +898,11 @@ static Cube *open_point(Estimator *e, const Point *p)
     find_kinds(e, p, cut_of(e, c, p->stages * p->chunks));
     for (int i = 0; i < e->nkinds; i++)
         sum_kind(e, &c->cost, p->recompute, &e->kind[i]);
-    if (!c->chunk)
-        c->chunk = mesh_chunk(e->of, c->cost.is.T / p->x);
+    int64_t rows = longest_slice(e, p, c->cost.is.balanced) * p->microbatch / p->x;
+    if (c->chunk_rows != rows) {
+        c->chunk_rows = rows;
+        c->chunk = mesh_chunk(e->of, rows);
+    }
     c->cost.is.logits_chunk = c->chunk;
     return c;
 }

@@ -85,34 +85,6 @@ static StageMemory static_memory(const Pipeline *q, int r)
     return stretch_memory(q->cost, stage_parameters(q, r), r == q->P - 1);
 }
 
-static void workspace(const Pipeline *q, int r, double tokens, StageMemory *m)
-{
-    double most = 0;
-    for (int c = 0; c < q->v; c++) {
-        double w = stretch_transient(q->cost, &q->section[c * q->P + r]);
-        most = w > most ? w : most;
-    }
-    m->workspace = most * tokens;
-}
-
-static void stage_memory(Pipeline *q)
-{
-    const Schedule *s = &q->schedule;
-    double longest = 0;
-    for (int i = 0; i < s->k; i++)
-        longest = (double)s->slice[i] > longest ? (double)s->slice[i] : longest;
-    q->memory = NEWN(StageMemory, q->P);
-    for (int r = 0; r < q->P; r++) {
-        StageMemory *m = &q->memory[r];
-        *m = static_memory(q, r);
-        workspace(q, r, (double)s->b * longest, m);
-        m->activations = q->sim.activations[r];
-        m->keys_values = q->sim.kv[r];
-        m->peak = m->parameters + m->gradients + m->optimizer + m->activations + m->keys_values +
-                  m->logits + m->workspace;
-    }
-}
-
 /* ---- the slice programme's view ------------------------------------------------------- */
 
 /* Stages that cost the same are one kind. Passes of an empty context are kept by length. */
@@ -429,6 +401,15 @@ static Point point_with(const Pipeline *q, const Feed *f)
     a.nslices = f->k;
     a.slice = f->k > 1 ? f->slice : NULL;
     return a;
+}
+
+static void stage_memory(Pipeline *q)
+{
+    Point a = point_with(q, &q->feed);
+    a.keep = q->closed->keep;
+    q->memory = NEWN(StageMemory, q->P);
+    for (int r = 0; r < q->P; r++)
+        q->memory[r] = estimate_memory(q->estimator, &a, r);
 }
 
 static void build_schedule(Pipeline *q, const Feed *f)

@@ -29,7 +29,9 @@ typedef struct {
     bool from_a;                    // linears: input in layout A; runs: rows that are reduced
     bool again;                     // forward: made again where its turn is computed again
     bool transposed;                // linears: of the forward operator
+    bool loss, attended;            // linears: makes logits, in chunks; reads attention's result
     double in, keys, out;           // attention: queries, keys, values; runs: out, all touched
+    double rows;                    // embeddings: of the table
     int reduced;                    // runs: reductions of rows that may be split
 } Kernel;
 
@@ -42,6 +44,7 @@ typedef struct {
     struct { Weight *at; int n, cap; } weights;
     double saved[3];                // columns kept until the backward pass, without K and V;
                                     // by Choices.recompute
+    double split;                   // columns kept besides where z splits rows that are reduced
 } TurnShape;
 
 typedef struct Shape {
@@ -93,10 +96,16 @@ typedef struct {
     double flops[3];                // of products, one token: forward, backward, forward again
     double saved_bytes[3];          // per token: kept from forward to backward, without K and V;
                                     // by Choices.recompute
-    double input_bytes;             // per token: inputs of linears, gathered
-    double weight_bytes;            // matrices, gathered over x
-    double kv_bytes, dkv_bytes;     // per token: keys and values; their gradients
-    double transient_bytes;         // per token: the largest set of rows one kernel touches
+    double input_bytes[2];          // per token: inputs of linears, gathered; without attention's
+    double kv_bytes, dkv_bytes;     // per token: keys and values as attention reads them; their
+                                    // gradients
+    double kv_local;                // per token: a rank's own keys and values
+    double transient_bytes;         // per token: the largest set of rows that one operator of the
+                                    // backward pass needs together
+    /* elements of a rank's block before it is spread over x: of all matrices and tables, of
+     * the largest matrix, of the largest table, of the loss's matrix */
+    double blocks, block, table, loss_block;
+    double loss_token;              // tail: rows around the loss, bytes per token
     double parameters;              // elements a rank holds
     double units;                   // matrices and such that travel alone
 } TurnClass;
@@ -183,7 +192,6 @@ int64_t  stretch_cut_bytes(const Cost *c, const Stretch *s);
 double   stretch_transfer(const Cost *c, const Stretch *all, int n, int i, bool forward,
                           double tokens);
 StageMemory stretch_memory(const Cost *c, double parameters, bool last);    // the static part
-double   stretch_transient(const Cost *c, const Stretch *s);    // bytes of a token, while it runs
 
 /* ======================= schedule.c ======================================== */
 

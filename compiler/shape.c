@@ -123,6 +123,8 @@ static void linear_kernel(Build *b, OpId id)
     Kernel *k = kernel_add(b, id);
     k->from_a = b->q.info[fid].lin_home == 'A';
     k->transposed = f->transposed;
+    k->attended = producer(b, f->in[0]) && producer(b, f->in[0])->kind == OP_ATTN;
+    k->loss = tensor(b, f->out[0])->width == b->p->vocab;
     k->in = (double)tensor(b, f->in[0])->width;
     k->out = (double)tensor(b, f->out[0])->width;
 }
@@ -142,9 +144,11 @@ static void op_kernel(Build *b, OpId id)
         k->out = (double)tensor(b, o->in[2])->width;
     } else if (o->kind == OP_CE || o->kind == OP_CE_DX)
         k->out = (double)tensor(b, o->in[0])->width;
-    else if (o->kind == OP_EMBED || o->kind == OP_EMBED_DW)
+    else if (o->kind == OP_EMBED || o->kind == OP_EMBED_DW) {
+        const Op *f = o->kind == OP_EMBED ? o : &b->p->ops.at[o->of];
+        k->rows = (double)b->p->params.at[tensor(b, f->in[1])->param].rows;
         k->out = (double)tensor(b, o->kind == OP_EMBED ? o->out[0] : o->in[1])->width;
-    else
+    } else
         for (int j = 0; j < o->nout; j++)       // rope and the like: in and out once
             k->out += 2 * (double)tensor(b, o->out[j])->width;
 }
@@ -183,6 +187,10 @@ static void run_op(Build *b, Run *r, OpId id)
         b->seen[o->out[j]] = b->stamp;
     }
     if (op_class[o->kind] == C_RED && tensor(b, o->in[0])->width > 1) {
+        /* a program that is cut at its reductions stores what it reduces, beside what that was
+         * made of (cluster.c) */
+        bool a = b->q.spot[o->in[0]].home == 'A' && o->phase == PHASE_FORWARD;
+        b->t->split += a && r->k.reduced == 0 ? (double)tensor(b, o->in[0])->width : 0;
         r->k.reduced++;
         r->k.from_a = b->q.spot[o->in[0]].home == 'A';
     }
@@ -253,7 +261,7 @@ static void class_saved(Build *b, int owner, const OpId *ids, int n)
         if (o->phase != PHASE_FORWARD)
             continue;
         for (int j = 0; j < o->nout; j++)
-            if (b->saved[o->out[j]])
+            if (b->saved[o->out[j]] && tensor(b, o->out[j])->width != b->p->vocab)
                 columns += (double)tensor(b, o->out[j])->width;
         if (o->kind == OP_ATTN) {
             columns -= (double)(tensor(b, o->in[1])->width + tensor(b, o->in[2])->width);

@@ -188,14 +188,3 @@ StageMemory stretch_memory(const Cost *c, double parameters, bool last)
         .logits = last ? c->logits_bytes * (double)c->is.logits_chunk : 0
     };
 }
-
-double stretch_transient(const Cost *c, const Stretch *s)
-{
-    double most = 0;
-    for (int i = 0; i < s->nclasses; i++) {
-        const TurnClass *t = &c->classes.at[s->class[i]];
-        double w = t->transient_bytes + (s->again[i] ? t->saved_bytes[RECOMPUTE_NONE] : 0);
-        most = w > most ? w : most;
-    }
-    return most;
-}

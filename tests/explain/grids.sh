@@ -51,7 +51,7 @@ print("right")
 PY
 is "$(tail -1 facts)" "$(tail -1 facts)" = right
 # what cannot be is said with its reason
-G="$top/examples/gpt3-175b.tcube $top/examples/clusters/dgx-a100-128.tcube --set plan.pipeline=2 --set plan.microbatch=32"
+G="$top/examples/gpt3-175b.tcube $top/examples/clusters/dgx-a100-128.tcube --set plan.pipeline=2 --set plan.microbatch=48 --set plan.recompute=attention"
 works "$t" simulate $G --set plan.cube=[4,8,2]
 is "heads" "$(grep -c '^  Megatron .*refused: heads do not split over y \[heads-divide\]' out)" = 1
 is "memory" "$(grep -c '^  FSDP .*does not fit: .* \[memory-fits\]' out)" = 1

@@ -261,6 +261,28 @@ Test(stages, cuts_equal_brute_force)
     }
 }
 
+/* Turns that cost the same, by their quick way: dearest and squares as over all cuts. */
+Test(stages, even_cuts_equal_brute_force)
+{
+    uint64_t state = 7;
+    for (int round = 0; round < 300; round++) {
+        double w[9] = { 1, 1, 1, 1, 1, 1, 1, 1, 1 }, r[2];
+        for (int i = 0; i < 2; i++) {
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            r[i] = (double)(state >> 60) / 4;
+        }
+        int n = 1 + (int)(state >> 33) % 9, s = 1 + (int)(state >> 40) % n, turns[9], tmp[9];
+        int other[9];
+        stages_even(n, 1, r[0], r[1], s, turns);
+        cr_assert_float_eq(dearest(n, w, r[0], r[1], s, turns),
+                           brute(n, w, r[0], r[1], s, tmp, 0, n), 1e-9);
+        w[0] += 1e-14;                          // no longer even: the programme
+        stages_cut(n, w, r[0], r[1], s, other);
+        for (int i = 0; i < s; i++)
+            cr_assert_eq(turns[i], other[i], "%d turns, %d sections, ends %g %g", n, s, r[0], r[1]);
+    }
+}
+
 Test(stages, even_and_uneven)
 {
     double w[96];

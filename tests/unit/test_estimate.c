@@ -1,21 +1,27 @@
 /*
- * test_estimate.c - the closed step time: its parts add up, its bound is below it, and it
- * agrees with the simulation of the same layout.
+ * test_estimate.c - the closed step and memory of a layout: its parts add up, its bound is
+ * below every variant, `plan` says the same, the simulation nearly the same, and memory is
+ * near the block that is laid out.
  */
 #include <criterion/criterion.h>
 
 #include "estimate.h"
 #include "grids.h"
 
-static Plan *plan_of(const char *file, const char *const *sets)
+static Plan *open_plan(const Config *c)
 {
-    Plan *p = plan_new(grids_config(file, sets));
+    Plan *p = plan_new(c);
     graph_build(p);
     mesh_choose(p);
     fuse_linears(p);
     autodiff_add(p);
     cr_assert_eq(diag_errors(), 0);
     return p;
+}
+
+static Plan *plan_of(const char *file, const char *const *sets)
+{
+    return open_plan(grids_config(file, sets));
 }
 
 static void adds_up(const Estimate *e)
@@ -26,6 +32,7 @@ static void adds_up(const Estimate *e)
         sum += e->part[i];
     }
     cr_assert_float_eq(sum, e->step_s, 1e-9 * e->step_s);
+    cr_assert_geq(e->hfu, e->mfu);
 }
 
 Test(estimate, parts_add_up)
@@ -33,15 +40,153 @@ Test(estimate, parts_add_up)
     const char *const sets[] = { NULL };
     Plan *p = plan_of("examples/terapipe/gpt3-1b-2.tcube", sets);
     Estimator *e = estimator_new(p, false);
-    for (int k = 1; k <= 4; k *= 2) {
+    for (int k = 1; k <= 4; k *= 2)
+        for (int again = RECOMPUTE_NONE; again <= RECOMPUTE_FULL; again++) {
+            Point a = point_of(p);
+            Estimate out;
+            a.nslices = k;
+            a.slice = NULL;
+            a.microbatch = 1;
+            a.recompute = again;
+            cr_assert_eq(estimate_legal(e, &a), LEGAL);
+            estimate(e, &a, &out);
+            adds_up(&out);
+        }
+}
+
+/* Every variant of a cell: chunks, slices, schedule, recompute, zero, keep. */
+static int variants_above(Estimator *e, Point a, int turns)
+{
+    double bound = estimate_bound(e, &a);
+    int n = 0;
+    for (a.chunks = 1; a.chunks <= 3; a.chunks++)
+        for (a.nslices = 1; a.nslices <= 8; a.nslices *= 2)
+            for (int v = 0; v < 2 * 4 * 4 * 4; v++) {
+                Estimate out;
+                a.schedule = v % 2 ? SCHEDULE_GPIPE : SCHEDULE_1F1B;
+                a.zero = v / 2 % 4;
+                a.recompute = v / 8 % 4 == 3 ? RECOMPUTE_FULL : v / 8 % 4;
+                a.recompute_turns = v / 8 % 4 == 3 ? turns / a.stages / 2 : 0;
+                a.keep = KEEP_BOTH + v / 32;
+                if (estimate_legal(e, &a) != LEGAL)
+                    continue;
+                estimate(e, &a, &out);
+                cr_assert_leq(bound, out.step_s * (1 + 1e-12), "pipeline %d, data %d, cube [%d, "
+                              "%d, %d], b %d, chunks %d, %d slices, v %d: %g %g", a.stages, a.data,
+                              a.x, a.y, a.z, (int)a.microbatch, a.chunks, a.nslices, v, bound,
+                              out.step_s);
+                n++;
+            }
+    return n;
+}
+
+Test(estimate, bound_is_below_every_variant)
+{
+    const char *const sets[] = { NULL };
+    Plan *p = plan_of("examples/terapipe/gpt3-1b-2.tcube", sets);
+    Estimator *e = estimator_new(p, false);
+    static const int mesh[][5] = { { 2, 24, 1, 4, 1 }, { 12, 2, 1, 8, 1 }, { 8, 3, 2, 2, 2 },
+                                   { 24, 1, 8, 1, 1 }, { 6, 4, 2, 4, 1 }, { 1, 12, 1, 8, 2 } };
+    int n = 0;
+    for (int i = 0; i < 6; i++)
+        for (int64_t b = 1; b <= 4; b *= 2) {
+            Point a = { .data = mesh[i][0], .stages = mesh[i][1], .chunks = 1, .x = mesh[i][2],
+                        .y = mesh[i][3], .z = mesh[i][4], .microbatch = b, .nslices = 1 };
+            if (p->is.batch % (a.data * b) == 0)
+                n += variants_above(e, a, p->layers);
+        }
+    cr_assert_gt(n, 1000, "%d", n);
+}
+
+/* The same layout through all passes of `plan`, and from a plan of no mesh at all. */
+Test(estimate, plan_says_the_same)
+{
+    static const char *const layout[][6] = {
+        { "plan.pipeline=2", "plan.cube=[1,2,1]", "plan.data=2", "plan.microbatch=1" },
+        { "plan.pipeline=3", "plan.cube=[2,1,1]", "plan.slices=uniform(2)", "plan.microbatch=2" },
+        { "plan.pipeline=2", "plan.recompute=full(1)", "plan.cube=[2,1,2]", "plan.microbatch=4" },
+        { "plan.pipeline=2", "plan.chunks=2", "plan.microbatch=1", "plan.recompute=attention" },
+        { "plan.pipeline=2", "plan.data=2", "plan.zero=3", "plan.slices=[192,64]",
+          "plan.schedule=gpipe" },
+    };
+    const char *const none[] = { NULL };
+    for (int i = 0; i < 5; i++) {
+        const char *sets[7] = { NULL };
+        for (int k = 0; k < 6; k++)
+            sets[k] = layout[i][k];
+        Plan *p = grids_compile(grids_config("examples/gpt2.tcube", sets), 1);
+        cr_assert_not_null(p, "layout %d", i);
         Point a = point_of(p);
         Estimate out;
-        a.nslices = k;
-        a.slice = NULL;
-        a.microbatch = 1;
-        cr_assert_eq(estimate_legal(e, &a), LEGAL);
-        estimate(e, &a, &out);
-        adds_up(&out);
-        cr_assert_leq(estimate_bound(e, &a), out.step_s);
+        Plan *other = plan_of("examples/gpt2.tcube", none);
+        other->is.workers = p->is.workers;
+        estimate(estimator_new(other, false), &a, &out);
+        cr_assert_float_eq(out.step_s, p->pipeline->closed->step_s, 1e-12 * out.step_s,
+                           "layout %d: %.12g, plan %.12g", i, out.step_s,
+                           p->pipeline->closed->step_s);
+        int n;
+        Estimator *e = estimator_new(other, false);
+        const int *turns = estimate_turns(e, &a, &n);
+        for (int k = 0; k < n; k++)
+            cr_assert_eq(turns[k], p->pipeline->section[k].turns);
+    }
+}
+
+Test(estimate, near_the_simulation)
+{
+    static const char *const layout[][5] = {
+        { "plan.pipeline=24", "plan.data=1", "plan.microbatch=1", "plan.slices=uniform(4)" },
+        { "plan.pipeline=12", "plan.data=2", "plan.microbatch=2", "plan.slices=uniform(1)" },
+        { "plan.pipeline=6", "plan.data=4", "plan.microbatch=1", "plan.schedule=gpipe" },
+        { "plan.pipeline=3", "plan.data=8", "plan.chunks=2", "plan.microbatch=1" },
+        { "plan.pipeline=8", "plan.data=3", "plan.recompute=full", "plan.microbatch=2" },
+    };
+    for (int i = 0; i < 5; i++) {
+        const char *sets[6] = { NULL };
+        for (int k = 0; k < 5; k++)
+            sets[k] = layout[i][k];
+        Pipeline *q = pipeline_plan(plan_of("examples/terapipe/gpt3-1b-2.tcube", sets), false,
+                                    false, true);
+        cr_assert_not_null(q);
+        cr_assert_float_eq(q->closed->step_s / q->sim.step_s, 1, 0.05, "layout %d: %g, simulated "
+                           "%g", i, q->closed->step_s, q->sim.step_s);
+        adds_up(q->closed);
+    }
+}
+
+/* The block that is laid out, with gaps and all: so far off may the estimate be. */
+static const double LOW = 0.95, HIGH = 1.12;
+
+Test(estimate, memory_is_near_the_block)
+{
+    static const char *const layout[][7] = {
+        { "plan.cube=[1,2,2]", "plan.microbatch=2", "plan.keep=both" },
+        { "plan.cube=[2,2,1]", "plan.data=2", "plan.zero=1", "plan.keep=none" },
+        { "plan.cube=[1,4,1]", "plan.slices=uniform(4)", "plan.keep=none" },
+        { "plan.pipeline=3", "plan.cube=[1,2,1]", "plan.microbatch=1", "plan.keep=inputs" },
+        { "plan.pipeline=4", "plan.cube=[2,2,1]", "plan.slices=uniform(2)", "plan.keep=both" },
+        { "plan.pipeline=4", "plan.recompute=full", "plan.schedule=gpipe", "plan.microbatch=1",
+          "plan.keep=none" },
+        { "plan.pipeline=2", "plan.recompute=attention", "plan.cube=[1,2,1]", "plan.keep=none" },
+        { "plan.pipeline=3", "plan.data=2", "plan.zero=2", "plan.microbatch=1", "plan.keep=none" },
+        { "plan.pipeline=2", "plan.recompute=full(2)", "plan.microbatch=1", "plan.keep=none" },
+    };
+    for (int i = 0; i < 9; i++) {
+        const char *sets[8] = { NULL };
+        for (int k = 0; k < 7; k++)
+            sets[k] = layout[i][k];
+        Config *c = NEW(Config);
+        *c = *grids_config("examples/gpt2.tcube", sets);
+        c->any_room = true;
+        Plan *p = grids_compile(c, 1);
+        cr_assert_not_null(p, "layout %d", i);
+        Point a = point_of(p);
+        Estimator *e = estimator_new(open_plan(c), false);
+        for (int r = 0; r < p->is.stages; r++) {
+            double real = (double)plan_stage(p, r)->block_bytes;
+            double share = estimate_memory(e, &a, r).peak / real;
+            cr_assert(share > LOW && share < HIGH, "layout %d, stage %d: %.3f of %.0f", i, r,
+                      share, real);
+        }
     }
 }
