@@ -101,10 +101,10 @@ typedef struct {
     const char *name;
     int gather_a, scatter_a, gather_b, scatter_b, matrices, norms, stat_fwd, stat_bwd;
     double ga, sa, gb, sb, w;
-} Shape;
+} LinearCase;
 
 enum { H = 768, K = 256, I = 2048, T = 12 * 256 };       // 4 of 12 heads are kv heads
-static const Shape shapes[] = {
+static const LinearCase shapes[] = {
     { "gpt2",     2, 2, 2, 2, 4, 2, 3, 2, 2*H, 2*H, 5*H, 7*H, 12.0*H*H },
     { "llama",    2, 2, 2, 2, 4, 2, 1, 1, 2*H, 2*H, H + I, H + 2*K + 2*I,
       2.0*H*H + 2.0*H*K + 3.0*H*I },
@@ -112,7 +112,7 @@ static const Shape shapes[] = {
     { "parallel", 1, 1, 2, 1, 3, 1, 3, 2, H, H, 5*H, 7*H, 12.0*H*H },
 };
 
-static void check(const Shape *s, int x, int y, int z)
+static void check(const LinearCase *s, int x, int y, int z)
 {
     const char *cube = str_fmt("[%d,%d,%d]", x, y, z);
     double p = (double)x * y * z;
@@ -155,7 +155,7 @@ static void check(const Shape *s, int x, int y, int z)
     }
 }
 
-static void check_all(const Shape *s)
+static void check_all(const LinearCase *s)
 {
     static const int grid[][3] = { { 1, 4, 1 }, { 4, 1, 1 }, { 1, 1, 4 }, { 2, 2, 2 },
                                    { 1, 2, 2 }, { 2, 4, 1 }, { 3, 2, 2 }, { 4, 2, 1 } };
