@@ -130,6 +130,11 @@ typedef struct {
     struct Profile *rates;                      // what `profile` says, or NULL; profile.h
 } Device;
 
+/* Is the word written, and is it this one? */
+static inline bool word_is(Word w, const char *text) { return w.v && strcmp(w.v, text) == 0; }
+/* "sm_90" is; "cpu" and NULL are not. */
+static inline bool arch_is_gpu(const char *arch) { return arch && strncmp(arch, "sm_", 3) == 0; }
+
 typedef struct {
     const char *name; Loc loc;
     Num nodes, per_node;                        // node = N * DEVICE

@@ -817,7 +817,7 @@ static void check_rates(const Config *c)
     const Cluster *k = &c->cluster;
     const Device *d = c->has_cluster && k->device >= 0 ? &c->devices.at[k->device] : NULL;
     const Profile *f = d ? d->rates : NULL;
-    bool gpu = d && d->arch.v && strncmp(d->arch.v, "sm_", 3) == 0;
+    bool gpu = d && arch_is_gpu(d->arch.v);
 
     if (f == NULL)
         return;

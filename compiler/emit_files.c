@@ -105,7 +105,7 @@ static void write_makefile(const char *dir, const Compile *c)
     const char *own = own_folder(), *slash = strrchr(own, '/');
     const char *arch = cuda_arch(c), *top = source_folder();
     const char *sub = strlen(top) > strlen(own) + 3 ? "build/" : "";
-    if (arch == NULL || strncmp(arch, "sm_", 3) != 0)
+    if (!arch_is_gpu(arch))
         arch = CUDA_ARCH_DEFAULT;
     Text t = { 0 };
     text_add(&t, "# make                 builds ./program with nvcc\n"
@@ -177,7 +177,7 @@ int command_emit(Compile *c)
     if (c->o->output == NULL)
         die(EXIT_USAGE, "emit needs -o DIR");
     const char *arch = cuda_arch(c);
-    if (arch && (c->o->arch || strncmp(arch, "sm_", 3) == 0) && !arch_check(c, NULL, arch))
+    if (arch && (c->o->arch || arch_is_gpu(arch)) && !arch_check(c, NULL, arch))
         return EXIT_INPUT;
     int status = cuda_folder(c, c->o->output);
     if (status == EXIT_FINE && !c->o->quiet)

@@ -145,8 +145,6 @@ Estimator *estimator_new(const Plan *p, bool turns_only)
 
 void estimator_free(Estimator *e) { (void)e; }
 
-static bool is_word(Word w, const char *text) { return w.v && strcmp(w.v, text) == 0; }
-
 /* ---- what can be -------------------------------------------------------------------- */
 
 static int64_t microbatches(const Estimator *e, const Point *p)
@@ -179,7 +177,7 @@ static Choices choices(const Estimator *e, const Point *p)
     Attend a = mesh_attend(s, e->shape->sizes, &is);
     is.attention = a.attention;
     is.balanced = a.balanced;
-    is.summa = is_word(s->partition, "summa") && p->y > 1 ? p->y : 0;
+    is.summa = word_is(s->partition, "summa") && p->y > 1 ? p->y : 0;
     is.shard_vectors = s->vectors.v ? strcmp(s->vectors.v, "sharded") == 0 : is.zero >= 2;
     return is;
 }
@@ -254,9 +252,9 @@ Reject estimate_legal(const Estimator *e, const Point *p)
         return REJECT_SLICES;
     if (!family_allows(s, p->x, p->y, p->z))
         return REJECT_PARTITION;
-    if (is_word(s->attention, "local") && p->microbatch % xz)
+    if (word_is(s->attention, "local") && p->microbatch % xz)
         return REJECT_ATTENTION;
-    for (int i = 0; is_word(s->attention, "exchange") && i < e->shape->sizes->heads.n; i++) {
+    for (int i = 0; word_is(s->attention, "exchange") && i < e->shape->sizes->heads.n; i++) {
         const HeadSize *h = &e->shape->sizes->heads.at[i];
         if (h->heads % (p->y * xz) || h->kv_heads % (p->y * xz))
             return REJECT_ATTENTION;
@@ -292,8 +290,8 @@ static void keep_these(Cost *c, int keep)
 static int pinned_keep(const Estimator *e)
 {
     const Word k = e->of->config->plan.keep;
-    return k.v == NULL ? KEEP_CHOSEN : is_word(k, "both") ? KEEP_BOTH
-         : is_word(k, "inputs") ? KEEP_INPUTS : is_word(k, "weights") ? KEEP_WEIGHTS : KEEP_NONE;
+    return k.v == NULL ? KEEP_CHOSEN : word_is(k, "both") ? KEEP_BOTH
+         : word_is(k, "inputs") ? KEEP_INPUTS : word_is(k, "weights") ? KEEP_WEIGHTS : KEEP_NONE;
 }
 
 static Cube *cube_of(Estimator *e, const Point *p)
@@ -1001,7 +999,7 @@ Point point_of(const Plan *p)
     return (Point){ .data = is->data, .stages = is->stages, .chunks = is->chunks, .x = is->x,
                     .y = is->y, .z = is->z, .microbatch = is->microbatch,
                     .nslices = is->nslices, .slice = is->nslices > 1 ? is->slice : NULL,
-                    .schedule = is_word(s->schedule, "gpipe") ? SCHEDULE_GPIPE : SCHEDULE_1F1B,
+                    .schedule = word_is(s->schedule, "gpipe") ? SCHEDULE_GPIPE : SCHEDULE_1F1B,
                     .recompute = is->recompute,
                     .recompute_turns = is->recompute_turns == INT32_MAX ? 0
                                                                         : is->recompute_turns,

@@ -26,8 +26,6 @@ int kv_rep(const Plan *p, const Op *a)
     return p->is.y > a->kv_heads ? p->is.y / a->kv_heads : 1;
 }
 
-static bool is_word(Word w, const char *text) { return w.v && strcmp(w.v, text) == 0; }
-
 /* heads-divide, for one size of y. Blocks of a matrix in summa(q) have no copies. */
 static bool heads_split(int heads, int kv_heads, int y, bool summa)
 {
@@ -36,11 +34,11 @@ static bool heads_split(int heads, int kv_heads, int y, bool summa)
 
 bool family_allows(const PlanSpec *s, int x, int y, int z)
 {
-    if (is_word(s->partition, "1d"))
+    if (word_is(s->partition, "1d"))
         return x == 1 && z == 1;
-    if (is_word(s->partition, "2d"))
+    if (word_is(s->partition, "2d"))
         return x == 1;
-    return !is_word(s->partition, "summa") || (x == 1 && y == s->summa_q && z == s->summa_q);
+    return !word_is(s->partition, "summa") || (x == 1 && y == s->summa_q && z == s->summa_q);
 }
 
 /* Where the side of the cube, 0 1 2 for x y z, is written. */
@@ -228,7 +226,7 @@ static void check_effect(const Plan *p)
                    (int)s->chunks.v);
         diag_hint("write chunks = 1, or raise pipeline");
     }
-    if (p->is.summa && s->keep.v && !is_word(s->keep, "none")) {
+    if (p->is.summa && s->keep.v && !word_is(s->keep, "none")) {
         diag_error(s->keep.loc, "no-effect", "partition = summa(q) sends its blocks again for "
                    "every product: keep = %s finds nothing to keep", s->keep.v);
         diag_hint("write keep = none");
@@ -366,7 +364,7 @@ static void add_linear(MeshSizes *s, int64_t in, int64_t out)
 const MeshSizes *mesh_sizes(const Plan *p)
 {
     MeshSizes *s = NEW(MeshSizes);
-    s->summa = is_word(p->config->plan.partition, "summa") && p->config->plan.summa_q > 1;
+    s->summa = word_is(p->config->plan.partition, "summa") && p->config->plan.summa_q > 1;
     for (int i = 0; i < p->nforward; i++)
         if (p->ops.at[i].kind == OP_ATTN)
             add_heads(p, s, &p->ops.at[i]);
@@ -445,9 +443,9 @@ static void choose_grid(Plan *p)
     is->x = s->cube[0].set ? (int)s->cube[0].v : 1;
     is->y = s->cube[1].set ? (int)s->cube[1].v : 1;
     is->z = s->cube[2].set ? (int)s->cube[2].v : 1;
-    if (is_word(s->partition, "summa") && !s->cube[0].set)
+    if (word_is(s->partition, "summa") && !s->cube[0].set)
         is->y = is->z = (int)s->summa_q;
-    if (is_word(s->partition, "summa") && family_allows(s, is->x, is->y, is->z) && is->y > 1)
+    if (word_is(s->partition, "summa") && family_allows(s, is->x, is->y, is->z) && is->y > 1)
         is->summa = is->y;
     if (!c->has_cluster || (s->data.set && s->cube[0].set))
         return;
@@ -650,7 +648,7 @@ static void choose_prefetch(Plan *p)
     const Device *d = c->has_cluster && c->cluster.device >= 0
         ? &c->devices.at[c->cluster.device] : NULL;
     Choices *is = &p->is;
-    is->prefetch = d && d->arch.v && strncmp(d->arch.v, "sm_", 3) == 0;
+    is->prefetch = d && arch_is_gpu(d->arch.v);
     is->prefetch_why = is->prefetch ? "weights are gathered under the turn before" : NULL;
     if (c->plan.prefetch.set) {
         is->prefetch = (int)c->plan.prefetch.v;
@@ -683,8 +681,8 @@ static void check_partition(const Plan *p)
     const Choices *is = &p->is;
     if (family_allows(s, is->x, is->y, is->z))
         return;
-    const char *grid = is_word(s->partition, "1d") ? "1d is the grid [1, p, 1]"
-        : is_word(s->partition, "2d") ? "2d is the grid [1, q, r]"
+    const char *grid = word_is(s->partition, "1d") ? "1d is the grid [1, p, 1]"
+        : word_is(s->partition, "2d") ? "2d is the grid [1, q, r]"
         : str_fmt("summa(%" PRId64 ") is the grid [1, %" PRId64 ", %" PRId64 "]", s->summa_q,
                   s->summa_q, s->summa_q);
     diag_error(s->partition.loc, "partition", "partition = %s, the cube is [%d, %d, %d]", grid,
@@ -734,8 +732,8 @@ void mesh_choose(Plan *p)
     is->T = is->microbatch * is->sequence;
     is->nslices = 1;
     is->chunks = s->chunks.set ? (int)s->chunks.v : 1;
-    is->recompute = is_word(s->recompute, "attention") ? RECOMPUTE_ATTENTION
-                  : is_word(s->recompute, "full") ? RECOMPUTE_FULL : RECOMPUTE_NONE;
+    is->recompute = word_is(s->recompute, "attention") ? RECOMPUTE_ATTENTION
+                  : word_is(s->recompute, "full") ? RECOMPUTE_FULL : RECOMPUTE_NONE;
     is->recompute_turns = s->recompute_n > 0 ? (int)s->recompute_n : INT32_MAX;
     is->slice = NEWN(int64_t, 1);
     is->slice[0] = is->sequence;
@@ -749,7 +747,7 @@ void mesh_choose(Plan *p)
     check_partition(p);
     choose_chunk(p);
     choose_room(p);
-    is->shard_vectors = is_word(s->vectors, "sharded") || (!s->vectors.v && is->zero >= 2);
+    is->shard_vectors = word_is(s->vectors, "sharded") || (!s->vectors.v && is->zero >= 2);
     is->vectors_why = s->vectors.v ? "pinned"
         : is->zero >= 2 ? "sharded: those of a turn travel together over data"
         : "whole: no gather in any turn, one sum at the end";
@@ -790,7 +788,7 @@ bool mesh_feed(Plan *p, int64_t b)
     Choices *is = &p->is;
     int64_t T = b * is->sequence, chunk = s->logits_chunk.set ? (int64_t)s->logits_chunk.v : 0;
     if (T % (is->x * lcm64(is->y, is->z)) || (chunk && T / is->x % chunk) ||
-        (is_word(s->attention, "local") && b % (is->x * is->z)))
+        (word_is(s->attention, "local") && b % (is->x * is->z)))
         return false;
     is->microbatch = b;
     is->T = T;

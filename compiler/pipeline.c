@@ -14,8 +14,6 @@
 #include "estimate.h"
 #include "slice.h"
 
-static bool is_word(Word w, const char *text) { return w.v && strcmp(w.v, text) == 0; }
-
 PassCost pipeline_pass(const Pipeline *q, int section, double b, double l, double c)
 {
     return stretch_pass(q->cost, &q->section[section], b, l, c);
@@ -162,7 +160,7 @@ static void slice_seconds(void *arg, int kind, int64_t l, int64_t c, double *f, 
 
 static Schedule shape(const Pipeline *q, int64_t m, int64_t k)
 {
-    return (Schedule){ .kind = is_word(q->plan->config->plan.schedule, "gpipe") ? SCHEDULE_GPIPE
+    return (Schedule){ .kind = word_is(q->plan->config->plan.schedule, "gpipe") ? SCHEDULE_GPIPE
                                                                                 : SCHEDULE_1F1B,
                        .P = q->P, .v = q->v, .m = (int)m, .k = (int)k };
 }
@@ -268,7 +266,7 @@ static void report_lack(const Pipeline *q, const SliceLack *lack)
                plural(lack->k, "slice"), plural(lack->longest, "token"),
                str_bytes((double)lack->need_bytes),
                str_bytes(lack->room_bytes > 0 ? (double)lack->room_bytes : 0));
-    if (p->config->plan.recompute.v == NULL || is_word(p->config->plan.recompute, "none"))
+    if (p->config->plan.recompute.v == NULL || word_is(p->config->plan.recompute, "none"))
         diag_hint("recompute = full keeps only what enters a turn; a larger cube or data with "
                   "zero splits it further");
     else

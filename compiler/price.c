@@ -163,7 +163,7 @@ Prices price_list(const Plan *p)
     default: w.matrix = matrix;
     }
     w.memory = num_or(d->bandwidth, 1e12);
-    w.launch = num_or(d->launch, d->arch.v && strncmp(d->arch.v, "sm_", 3) == 0 ? LAUNCH_GPU
+    w.launch = num_or(d->launch, arch_is_gpu(d->arch.v) ? LAUNCH_GPU
                                                                                 : LAUNCH_CPU);
     w.reach = *price_reach(d->arch.v);
     w.tile = w.matrix * TILE_SHARE;

@@ -106,7 +106,7 @@ static void write_launch(const Task *t)
 static bool is_of_target(const Task *t)
 {
     const Device *d = t->k->device < 0 ? NULL : &t->c->config->devices.at[t->k->device];
-    bool gpu = d && d->arch.v && strncmp(d->arch.v, "sm_", 3) == 0;
+    bool gpu = d && arch_is_gpu(d->arch.v);
     if (d == NULL || d->arch.v == NULL || gpu == t->cuda)
         return true;
     diag_error(d->arch.loc, "profile-machine", "--target %s does not measure a device of `%s`",

@@ -309,8 +309,6 @@ static Candidate try_point(Search *q, Found *f, const Point *p)
 
 /* ---- variants of a cell ------------------------------------------------------------ */
 
-static bool is_word(Word w, const char *text) { return w.v && strcmp(w.v, text) == 0; }
-
 /* Most turns of a stage: full(n) for more is full. */
 static int most_turns(Search *q, const Point *p)
 {
@@ -417,11 +415,11 @@ static void try_zeros(Search *q, Found *f, Point p, const Cell *c)
 static void try_schedules(Search *q, Found *f, Point p, const Cell *c)
 {
     bool open = !q->s->schedule.v;
-    if (open || is_word(q->s->schedule, "1f1b")) {
+    if (open || word_is(q->s->schedule, "1f1b")) {
         p.schedule = SCHEDULE_1F1B;
         try_zeros(q, f, p, c);
     }
-    if ((open && p.stages > 1) || is_word(q->s->schedule, "gpipe")) {
+    if ((open && p.stages > 1) || word_is(q->s->schedule, "gpipe")) {
         p.schedule = SCHEDULE_GPIPE;
         try_zeros(q, f, p, c);
     }
@@ -513,7 +511,7 @@ static void look_at_slices(Search *q, Point p, double bound)
     }
     for (int k = 0; k < 2; k++) {
         p.schedule = k ? SCHEDULE_GPIPE : SCHEDULE_1F1B;
-        if (s->schedule.v && !is_word(s->schedule, schedule_word[p.schedule]))
+        if (s->schedule.v && !word_is(s->schedule, schedule_word[p.schedule]))
             continue;
         for (int r = from; r <= to; r++) {
             p.recompute = r;
@@ -673,7 +671,7 @@ static void add_cubes(Search *q, Point p, int64_t n)
 static Point pinned_variant(const PlanSpec *s)
 {
     Point p = { .chunks = s->chunks.set ? (int)s->chunks.v : 1, .nslices = 1,
-                .schedule = is_word(s->schedule, "gpipe") ? SCHEDULE_GPIPE : SCHEDULE_1F1B,
+                .schedule = word_is(s->schedule, "gpipe") ? SCHEDULE_GPIPE : SCHEDULE_1F1B,
                 .zero = s->zero.set ? (int)s->zero.v : 0,
                 .recompute = tune_pinned_recompute(s), .recompute_turns = (int)s->recompute_n };
     if (s->slices_kind == SLICES_LIST) {

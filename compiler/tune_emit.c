@@ -204,7 +204,7 @@ static bool for_cuda(const Compile *c)
     const char *target = c->o->target, *arch = cuda_arch(c);
     if (target && strcmp(target, "cuda") && strcmp(target, "cpu"))
         die(EXIT_USAGE, "--target is cuda or cpu, not `%s`", target);
-    return target ? strcmp(target, "cuda") == 0 : arch && strncmp(arch, "sm_", 3) == 0;
+    return target ? strcmp(target, "cuda") == 0 : arch_is_gpu(arch);
 }
 
 int tune_emit(const Compile *c, const TunePage *page)

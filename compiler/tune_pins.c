@@ -4,8 +4,6 @@
  */
 #include "tune.h"
 
-static bool is_word(Word w, const char *text) { return w.v && strcmp(w.v, text) == 0; }
-
 /* ---- as words ---------------------------------------------------------------------- */
 
 static const char *list_text(const int64_t *at, int n)
@@ -58,7 +56,7 @@ TunePins tune_pins(const PlanSpec *s)
     add_num(&out, "zero", s->zero);
     if (s->turns.n)
         add(&out, "turns", list_text(s->turns.at, s->turns.n), s->turns_loc);
-    if (is_word(s->partition, "summa"))
+    if (word_is(s->partition, "summa"))
         add(&out, "partition", str_fmt("summa(%" PRId64 ")", s->summa_q), s->partition.loc);
     else
         add_word(&out, "partition", s->partition);
@@ -196,7 +194,7 @@ static void check_slices(const Plan *p)
 
 static void check_family(const PlanSpec *s)
 {
-    bool flat = is_word(s->partition, "1d"), square = flat || is_word(s->partition, "2d");
+    bool flat = word_is(s->partition, "1d"), square = flat || word_is(s->partition, "2d");
     bool x = s->cube[0].set && s->cube[0].v > 1, z = s->cube[2].set && s->cube[2].v > 1;
     if (!(square && x) && !(flat && z))
         return;

@@ -2,6 +2,8 @@
  * grids.c - see grids.h. One LLVM module per plan, holding only the kernels that no
  * earlier plan had.
  */
+#include <criterion/criterion.h>
+
 #include "grids.h"
 #include "emit.h"
 
@@ -25,6 +27,17 @@ const Config *grids_config(const char *file, const char *const *sets)
     while (sets && sets[in.nsets])
         in.nsets++;
     return config_read(parse_files(&in), &in);
+}
+
+Plan *grids_open(const Config *config)
+{
+    Plan *p = plan_new(config);
+    graph_build(p);
+    mesh_choose(p);
+    fuse_linears(p);
+    autodiff_add(p);
+    cr_assert_eq(diag_errors(), 0);
+    return p;
 }
 
 Plan *grids_compile(const Config *config, int workers)

@@ -10,6 +10,8 @@
 
 /* Files and options as on the command line; settings end with NULL. */
 const Config *grids_config(const char *file, const char *const *sets);
+/* The passes that prices need: graph, mesh, operators. Errors fail the test. */
+Plan *grids_open(const Config *config);
 /* All passes, each verified; NULL: errors were reported. */
 Plan *grids_compile(const Config *config, int workers);
 /* Executes `steps` steps against the trajectory; rt_run's status. */

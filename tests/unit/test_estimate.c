@@ -8,20 +8,9 @@
 #include "estimate.h"
 #include "grids.h"
 
-static Plan *open_plan(const Config *c)
-{
-    Plan *p = plan_new(c);
-    graph_build(p);
-    mesh_choose(p);
-    fuse_linears(p);
-    autodiff_add(p);
-    cr_assert_eq(diag_errors(), 0);
-    return p;
-}
-
 static Plan *plan_of(const char *file, const char *const *sets)
 {
-    return open_plan(grids_config(file, sets));
+    return grids_open(grids_config(file, sets));
 }
 
 static void adds_up(const Estimate *e)
@@ -181,7 +170,7 @@ Test(estimate, memory_is_near_the_block)
         Plan *p = grids_compile(c, 1);
         cr_assert_not_null(p, "layout %d", i);
         Point a = point_of(p);
-        Estimator *e = estimator_new(open_plan(c), false);
+        Estimator *e = estimator_new(grids_open(c), false);
         for (int r = 0; r < p->is.stages; r++) {
             double real = (double)plan_stage(p, r)->block_bytes;
             double share = estimate_memory(e, &a, r).peak / real;
