@@ -378,11 +378,12 @@ static double fewest_bytes(Search *q, Point p)
     return smallest(q, p).is.memory.peak;
 }
 
-/* Of all with the point's chunks, slices and schedule; waiting for replicas is left out where
- * zero is open. */
+/* Of all with the point's chunks, slices and schedule. Where zero is open, waiting for replicas is
+ * left out, and zero 0 stands for all: gathers of 2 and 3 make stages wait for each other too. */
 static double least_seconds(Search *q, Point p)
 {
     Candidate c;
+    p.zero = least_zero(q);
     p.recompute = tune_pinned_recompute(q->s);
     p.recompute_turns = (int)q->s->recompute_n;
     p.keep = q->s->keep.v ? KEEP_CHOSEN : KEEP_BOTH;
