@@ -355,6 +355,8 @@ static void add_whole(Pipeline *q, int64_t b, const SliceProblem *pr)
         add_feed(q, b, &c);
 }
 
+static bool laid_out(const Pipeline *q) { return !q->on_paper && !q->plan->is.refused; }
+
 static void search_b(Pipeline *q, int64_t b, SliceLack *lack)
 {
     Plan *p = q->plan;
@@ -371,7 +373,7 @@ static void search_b(Pipeline *q, int64_t b, SliceLack *lack)
         Slices found = slice_solve(scratch, &pr);
         for (int i = 0; i < found.ncand; i++)
             add_feed(q, b, &found.cand[i]);
-        if (shares_cores(q) && found.ncand > 0)
+        if ((shares_cores(q) || (q->loose && !laid_out(q))) && found.ncand > 0)
             add_whole(q, b, &pr);
         if (found.best.k == 0)
             here = found.lack;
@@ -572,17 +574,53 @@ static void search_all(Pipeline *q, SliceLack *lack)
     drop_short_groups(q);
 }
 
+/* What is not laid out must fit by the closed form, as in `tune`; *lack: of the nearest. */
+static void drop_unfit(Pipeline *q, SliceLack *lack)
+{
+    int kept = 0;
+    for (int i = 0; i < q->feeds.n; i++) {
+        const Feed *f = &q->feeds.at[i];
+        Estimate e;
+        Point a = point_with(q, f);
+        if (estimate(q->estimator, &a, &e) == LEGAL) {
+            q->feeds.at[kept++] = *f;
+            continue;
+        }
+        const StageMemory *m = &e.memory;
+        double always = m->parameters + m->gradients + m->optimizer + m->logits;
+        SliceLack here = { .stage = e.worst, .k = f->k, .longest = f->slice[0],
+                           .need_bytes = (int64_t)(m->peak - always),
+                           .room_bytes = (int64_t)(e.room_bytes - always) };
+        for (int j = 1; j < f->k; j++)
+            here.longest = f->slice[j] > here.longest ? f->slice[j] : here.longest;
+        if (lack->stage < 0 || here.need_bytes - here.room_bytes <
+                               lack->need_bytes - lack->room_bytes)
+            *lack = here;
+    }
+    q->feeds.n = kept;
+}
+
+/* The programme counts the keys and values of every token with their gradients, as slices need
+ * them. A whole sequence may hold less: where nothing fits, others say so. */
+static void search_loose(Pipeline *q, SliceLack *lack)
+{
+    q->loose = true;
+    lack->stage = -1;
+    search_all(q, lack);
+    if (!laid_out(q))
+        drop_unfit(q, lack);            // else partition, exactly
+}
+
 static void choose_feed(Pipeline *q)
 {
     Plan *p = q->plan;
     int64_t batch = p->is.batch / p->is.data;
     SliceLack lack = { .stage = -1 };
     search_all(q, &lack);
-    if (q->feeds.n == 0 && lack.stage >= 0 && !q->on_paper && !p->is.refused) {
-        q->loose = true;        // what fits is an estimate here: partition knows exactly
-        lack.stage = -1;
-        search_all(q, &lack);
-    }
+    if (!laid_out(q))
+        drop_unfit(q, &lack);
+    if (q->feeds.n == 0 && lack.stage >= 0)
+        search_loose(q, &lack);
     if (q->feeds.n == 0) {
         if (lack.stage >= 0)
             report_lack(q, &lack);

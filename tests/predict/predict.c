@@ -308,6 +308,7 @@ static void print_reasons(const Rows *rows)
         const Row *a = &rows->at[i];
         const char *why = a->why_not ? str_of(a->why_not, strcspn(a->why_not, "0123456789")) : "";
         Text lines = { 0 };
+        bool differ = false;            // in a number: the first stands for all
         int n = 0, runs = 0, last = -1;
         for (int j = i; j < rows->n && a->why_not && !done[i]; j++) {
             const Row *r = &rows->at[j];
@@ -315,6 +316,7 @@ static void print_reasons(const Rows *rows)
                           strncmp(r->why_not, why, strlen(why)) != 0))
                 continue;
             n++;
+            differ |= strcmp(r->why_not, a->why_not) != 0;
             done[j] |= j > i;
             if (r->line == last || r->line == last + 1) {
                 last = r->line;
@@ -325,7 +327,8 @@ static void print_reasons(const Rows *rows)
             last = r->line;
         }
         if (n > 0)
-            printf("  %5d  %s: %s: from lines %s%s\n", n, a->file, why, str_of(lines.at, lines.n),
+            printf("  %5d  %s: %s%s: from lines %s%s\n", n, a->file, a->why_not,
+                   differ ? ", .." : "", str_of(lines.at, lines.n),
                    runs > 12 ? " and more (--left-out)" : "");
     }
 }

@@ -8,11 +8,15 @@ is() { if [ "$2" = "$3" ]; then passed=$((passed + 1)); else
 "$predict" tests/predict/made --left-out > "$WORK/out"
 is "one second, said in three units" "$(awk '$(NF-2) == 1' "$WORK/rows" | wc -l)" 3
 is "and one prediction" "$(awk '$(NF-2) == 1 { print $(NF-1) }' "$WORK/rows" | sort -u | wc -l)" 1
-is "left out" "$(wc -l < "$WORK/out")" 4
-is "reasons" "$(cut -d: -f3- "$WORK/out" | tr '\n' '|')" " the layout is not stated| no \
+is "left out" "$(wc -l < "$WORK/out")" 6
+is "repeated" "$(sed -n 's/^repeated.*same run //p' "$WORK/out" | tr '\n' ' ')" "as line 3 as line 5 "
+grep -v '^repeated' "$WORK/out" > "$WORK/made"
+is "reasons" "$(cut -d: -f3- "$WORK/made" | tr '\n' '|')" " the layout is not stated| no \
 cluster of this kind in examples/clusters| tp pp dp cp do not multiply to the GPUs| no time and \
 no peak: loss|"
 "$predict" tests/predict/made > "$WORK/table"
+is "by reason" "$(sed -n 's/.*repeated.csv: //p' "$WORK/table")" \
+    "the same run as line 3, ..: from lines 4.. 6.."
 is "out of memory is no fit" "$(grep -c ' 0/1$' "$WORK/table")" 1
 "$predict" "$WORK/none" > /dev/null 2> "$WORK/err"
 is "no folder" "$? $(grep -c 'cannot read' "$WORK/err")" "2 1"
