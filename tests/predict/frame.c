@@ -16,23 +16,24 @@
 #include "frame.h"
 
 /* TUNING: host, fitted on half of vTrain's single-node rows (deepspeed) and of MosaicML's
- * (fsdp); Megatron's is taken to be between, nothing at hand depends on it. */
-const Manner megatron = { .name = "megatron", .dropout = true, .rails = true, .host = 20e-6,
+ * (fsdp); that of others whose modules are PyTorch's of 2021 is taken to be DeepSpeed's. */
+const Manner megatron = { .name = "megatron", .dropout = true, .rails = true, .host = 43e-6,
     .sums = 0, .grad = 4, .logit = 44, .held = 8, .update = 34 };
 /* 2023 on, fused by Transformer Engine; nothing at hand tests it */
 const Manner megatron_core = { .name = "megatron core", .fused = true, .rails = true,
     .overlap = true, .host = 12e-6, .sums = 0, .grad = 4, .logit = 30, .held = 8, .update = 34 };
 /* before 2022: weight gradients are added in a kernel of their own */
 const Manner megatron_fp16 = { .name = "megatron 2021", .dropout = true, .rails = true,
-    .host = 20e-6, .sums = 6, .grad = 2, .logit = 44, .held = 8, .update = 34 };
-const Manner deepspeed = { .name = "megatron-deepspeed", .dropout = true, .host = 41e-6,
-    .sums = 6, .grad = 2, .logit = 44, .held = 8, .update = 34 };
+    .host = 43e-6, .sums = 6, .grad = 2, .logit = 44, .held = 8, .update = 34 };
+/* rails: pipe_partitioned, grad_partitioned (deepspeed/runtime/pipe/engine.py), on by default */
+const Manner deepspeed = { .name = "megatron-deepspeed", .dropout = true, .rails = true,
+    .host = 43e-6, .sums = 6, .grad = 2, .logit = 44, .held = 8, .update = 34 };
 /* gradients of bf16 are added and reduced in fp32 */
 const Manner deepspeed_bf16 = { .name = "megatron-deepspeed bf16", .dropout = true,
-    .host = 41e-6, .sums = 10, .grad = 4, .logit = 44, .held = 8, .update = 34 };
+    .rails = true, .host = 43e-6, .sums = 10, .grad = 4, .logit = 44, .held = 8, .update = 34 };
 /* narrow: what the six rows of Narayanan et al., Table 2, have in common: 16 to 18 GB/s */
 const Manner deepspeed_zero3 = { .name = "deepspeed ZeRO-3, 2021", .dropout = true,
-    .overlap = true, .narrow = true, .host = 41e-6, .sums = 6, .grad = 2, .logit = 44, .held = 8,
+    .overlap = true, .narrow = true, .host = 43e-6, .sums = 6, .grad = 2, .logit = 44, .held = 8,
     .update = 34 };
 const Manner fsdp = { .name = "fsdp", .overlap = true, .host = 20e-6, .sums = 4, .grad = 2,
     .logit = 36, .held = 12, .update = 32 };
@@ -45,7 +46,7 @@ const Manner titan_compiled = { .name = "torchtitan, compiled", .overlap = true,
 const Manner alpa = { .name = "alpa", .fused = true, .whole = true, .sums = 0, .grad = 2,
     .logit = 24, .held = 8, .update = 34 };
 const Manner terapipe = { .name = "terapipe", .stack = true, .broadcast = true, .gpipe = true,
-    .apart = true, .host = 20e-6, .sums = 6, .grad = 2, .update = 34 };
+    .apart = true, .host = 43e-6, .sums = 6, .grad = 2, .update = 34 };
 
 /* What one pass of one thing takes. */
 typedef struct { double device, kernels, wire; } Work;
@@ -342,6 +343,16 @@ static void sharded(const Build *b, double params, double *forward, double *back
     }
 }
 
+/* First and last stage add up the gradients of the table that both have. */
+static double tied_sum(const Build *b, const Mesh *m, double table)
+{
+    int apart = m->stride[MESH_STAGE] * (m->size[MESH_STAGE] - 1);
+    Mesh ends = { .size = { 1, 1, 2, apart, 1 }, .stride = { 1, 1, apart, 1, 1 },
+                  .ranks = 2 * apart };
+    Group g = price_group(b->w, &ends, AX_X);
+    return price_collective(b->w, &g, RING_ALL, 1, table * b->how->grad);
+}
+
 /* Forward and backward of a layer, with all that waits for it. */
 static void layer_times(const Build *b, double *forward, double *backward)
 {
@@ -378,8 +389,7 @@ static double pipelined(Build *b, const Mesh *m, Frame *out)
     }
     double bubble = fill - most / v;
     double params = most_layers(l, b->s) * per + table * (P > 1 || b->s->tied ? 1 : 2);
-    double tied = P > 1 && table > 0
-                ? 2 * table * b->how->grad / (b->w->port * b->w->reach.port) : 0;
+    double tied = P > 1 && table > 0 && b->s->tied ? tied_sum(b, m, table) : 0;
     return micros * most + (bubble > 0 ? bubble : 0) + tied + finish(b, params, g * each);
 }
 
