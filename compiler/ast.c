@@ -8,7 +8,9 @@
 #define _XOPEN_SOURCE 700
 #include "ast.h"
 
+#include <ctype.h>
 #include <errno.h>
+#include <strings.h>
 #include <sys/stat.h>
 
 /* build/prelude.c, made from grammar/prelude.tcube */
@@ -45,13 +47,45 @@ static const struct { const char *name; Unit unit; double size; } units[] = {
     { "GiB", UNIT_BYTES, 1073741824.0 }, { "TiB", UNIT_BYTES, 1099511627776.0 },
     { "FLOP/s", UNIT_FLOPS, 1 }, { "GFLOP/s", UNIT_FLOPS, 1e9 },
     { "TFLOP/s", UNIT_FLOPS, 1e12 }, { "PFLOP/s", UNIT_FLOPS, 1e15 },
-    { "MB/s", UNIT_RATE, 1e6 }, { "GB/s", UNIT_RATE, 1e9 }, { "TB/s", UNIT_RATE, 1e12 },
+    { "B/s", UNIT_RATE, 1 }, { "KB/s", UNIT_RATE, 1e3 }, { "MB/s", UNIT_RATE, 1e6 },
+    { "GB/s", UNIT_RATE, 1e9 }, { "TB/s", UNIT_RATE, 1e12 }, { "Kbit/s", UNIT_RATE, 1e3 / 8 },
     { "Mbit/s", UNIT_RATE, 1e6 / 8 }, { "Gbit/s", UNIT_RATE, 1e9 / 8 },
     { "Tbit/s", UNIT_RATE, 1e12 / 8 },
     { "ns", UNIT_SECONDS, 1e-9 }, { "us", UNIT_SECONDS, 1e-6 },
     { "ms", UNIT_SECONDS, 1e-3 }, { "s", UNIT_SECONDS, 1 },
     { "node", UNIT_NODES, 1 }, { "nodes", UNIT_NODES, 1 },
 };
+
+/* Data sheets also write bits and bytes a second as Gb/s, Gbps, GBps: a letter, and a factor of 8. */
+static const char *rate_near(const char *word)
+{
+    char k = (char)toupper((unsigned char)word[0]), b = k ? word[1] : 0;
+
+    if (!k || !strchr("KMGT", k) || (b != 'b' && b != 'B') ||
+        (strcasecmp(word + 2, "/s") && strcasecmp(word + 2, "ps")))
+        return NULL;
+    return b == 'B' ? str_fmt("`%cB/s`", k)
+                    : str_fmt("`%cbit/s` for bits or `%cB/s` for bytes", k, k);
+}
+
+const char *unit_near(const char *word)
+{
+    static const char *const times[][2] = { { "sec", "s" }, { "msec", "ms" }, { "usec", "us" },
+                                            { "nsec", "ns" } };
+
+    for (size_t i = 0; i < sizeof times / sizeof *times; i++) {
+        if (strcasecmp(word, times[i][0]) == 0)
+            return str_fmt("`%s`", times[i][1]);
+    }
+    const char *rate = rate_near(word);
+    if (rate)
+        return rate;
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        if (strcasecmp(word, units[i].name) == 0)
+            return str_fmt("`%s`", units[i].name);
+    }
+    return NULL;
+}
 
 /* Value of the digits at `text`; sets *length to their number of bytes. */
 static double digits_value(Loc loc, const char *text, size_t n, size_t *length, bool *integral)

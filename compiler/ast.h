@@ -225,6 +225,7 @@ typedef struct {
 enum { PRELUDE = 1 };       // the prelude is the first source
 
 Expr *ast_number(Parser *p, Loc loc, const char *text, size_t n);     // with its unit
+const char *unit_near(const char *word);     // "`GB/s`" for "gb/s", for a hint; NULL: none
 Expr *ast_leaf(ExprKind kind, Loc loc, const char *text);
 Expr *ast_list(Loc loc, const Exprs *values);
 Expr *ast_call(Parser *p, Loc loc, Name callee, const Args *args);

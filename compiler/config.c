@@ -210,6 +210,42 @@ static const Key train_keys[] = {
 
 /* ---- device --------------------------------------------------------------- */
 
+/* Slower than a telephone line, or late by a second: a slip, MB/s for GB/s or s for us. */
+static const double MODEM = 56e3 / 8, LATE_S = 1;
+
+/* TUNING: slower than the first home computers: a slip, FLOP/s or B/s for T. */
+static const double LEAST_RATE = 1e3;
+
+/* What no device is, so that its times and its memory would be no answers either. */
+static void check_device(const Device *d)
+{
+    const struct { const char *key; Num rate; const char *unit, *like; } rates[] = {
+        { "bandwidth", d->bandwidth, "B/s", "GB/s, such as 2039 GB/s" },
+        { "matrix", d->matrix, "FLOP/s", "TFLOP/s, such as 312 TFLOP/s" },
+        { "matrix_fp8", d->matrix_fp8, "FLOP/s", "TFLOP/s, such as 1979 TFLOP/s" },
+        { "matrix_fp32", d->matrix_fp32, "FLOP/s", "TFLOP/s, such as 19.5 TFLOP/s" },
+        { "matrix_fp64", d->matrix_fp64, "FLOP/s", "TFLOP/s, such as 9.7 TFLOP/s" },
+        { "vector", d->vector, "FLOP/s", "TFLOP/s, such as 19.5 TFLOP/s" } };
+
+    for (int i = 0; i < COUNT(rates); i++)
+        if (rates[i].rate.set && rates[i].rate.v < LEAST_RATE) {
+            diag_error(rates[i].rate.loc, "value-range", "`%s` of %.3g %s makes no sense: at least "
+                       "%.0f", rates[i].key, rates[i].rate.v, rates[i].unit, LEAST_RATE);
+            diag_hint("data sheets have %s", rates[i].like);
+        }
+    if (d->launch.set && d->launch.v > LATE_S) {
+        diag_error(d->launch.loc, "value-range", "a launch of %s makes no sense: at most %s",
+                   str_seconds(d->launch.v), str_seconds(LATE_S));
+        diag_hint("kernels start in microseconds, such as 4 us");
+    }
+    if (d->memory.set && d->reserve.set && d->reserve.v >= d->memory.v) {
+        diag_error(d->reserve.loc, "value-range", "a reserve of %s leaves nothing of %s",
+                   str_bytes(d->reserve.v), str_bytes(d->memory.v));
+        diag_note(d->memory.loc, "the memory stands here");
+        diag_hint("the reserve is a part of the memory that others take, such as 1 GiB");
+    }
+}
+
 #define DEVICE(f) offsetof(Device, f)
 static const Key device_keys[] = {
     { "memory",      K_POSITIVE, DEVICE(memory), .unit = UNIT_BYTES },
@@ -274,9 +310,6 @@ static void read_node(void *into, const Entry *entry)
     if (count && !read_whole("node", count, UNIT_NONE, 1, WHOLE_MOST, &c->per_node.v))
         c->per_node.v = 1;
 }
-
-/* Slower than a telephone line, or late by a second: a slip, MB/s for GB/s or s for us. */
-static const double MODEM = 56e3 / 8, LATE_S = 1;
 
 static void check_pair(const char *name, const Num *rate, const Num *latency)
 {
@@ -728,6 +761,7 @@ static void read_device(Config *c, const Section *s, bool no_profiles)
         d.rates = profile_read(d.profile.v, d.profile.loc);
     if (d.rates && !d.memory.set && d.rates->memory > 0)        // a device is a core
         d.memory = (Num){ d.rates->memory / d.rates->cores, d.profile.loc, true };
+    check_device(&d);
     if (!d.matrix_fp32.set)
         d.matrix_fp32.v = d.vector.v;
     vec_add(&c->devices, d);

@@ -10,7 +10,6 @@
 %code top {
 #define _POSIX_C_SOURCE 200809L
 #include <ctype.h>
-#include <strings.h>
 }
 %code requires {
 #include "ast.h"
@@ -392,10 +391,6 @@ static void describe(Expected *e)
 
 static void hint_unit(const Parser *p, Loc loc)
 {
-    static const char *const units[] = {
-        "B", "KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB", "GFLOP/s", "TFLOP/s", "PFLOP/s",
-        "MB/s", "GB/s", "TB/s", "Mbit/s", "Gbit/s", "Tbit/s", "ns", "us", "ms", "s"
-    };
     const char *text = source_text(loc.start), *behind = source_text(loc.end);
     const char *word = str_of(text, strcspn(text, " \t\r\n;,#"));
 
@@ -403,15 +398,14 @@ static void hint_unit(const Parser *p, Loc loc)
         diag_hint("statements on one line are separated by `;`");
         return;
     }
-    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
-        if (strcasecmp(word, units[i]) == 0) {
-            diag_hint("did you mean `%s`?", units[i]);
-            return;
-        }
+    const char *near = unit_near(word);
+    if (near) {
+        diag_hint("did you mean %s?", near);
+        return;
     }
     if (!newline_between(p->before_loc.end, loc.start))
-        diag_hint("the units are B KB MB GB TB KiB MiB GiB TiB, GFLOP/s TFLOP/s PFLOP/s, MB/s GB/s "
-                  "TB/s Mbit/s Gbit/s Tbit/s, ns us ms s");
+        diag_hint("the units are B KB MB GB TB KiB MiB GiB TiB, GFLOP/s TFLOP/s PFLOP/s, B/s KB/s "
+                  "MB/s GB/s TB/s Kbit/s Mbit/s Gbit/s Tbit/s, ns us ms s");
 }
 
 static void hint(const Parser *p, const Expected *e, int t, Loc loc)

@@ -15,6 +15,11 @@ wrong 'cluster.network=0.05 Mbit/s, 10 us'      'is slower than a modem'
 wrong 'cluster.link=0.002 MB/s, 10 us'          'is slower than a modem'
 wrong 'cluster.network=1 GB/s, 10 s'    'a latency of 10 s makes no sense'
 wrong 'cluster.spine=1 nodes, 0.001 MB/s, 10 us' '`spine` of 1 KB/s is slower than a modem'
+wrong 'device.bandwidth=900 B/s'        '`bandwidth` of 900 B/s makes no sense'
+wrong 'device.matrix=125 FLOP/s'        '`matrix` of 125 FLOP/s makes no sense'
+wrong 'device.vector=1e-300 TFLOP/s'    '`vector` of 1e-288 FLOP/s makes no sense'
+wrong 'device.launch=4 s'               'a launch of 4 s makes no sense'
+wrong 'device.reserve=2 TB'             'a reserve of 2 TB leaves nothing of'
 works "$t" simulate c.tcube --set "cluster.network=0.1 MB/s, 100 ms"    # slow, but it is there
 for cmd in plan tune diff; do           # each says it, none works on
     case $cmd in diff) f='c.tcube c.tcube' ;; *) f=c.tcube ;; esac
