@@ -10,6 +10,9 @@
  * Known lie: where ranks take turns on cores, a rank that has none keeps its clock running;
  * the prediction stretches its terms alike, the measurement where it happens.
  */
+#include <errno.h>
+#include <unistd.h>
+
 #include "diag.h"
 #include "json.h"
 #include "measured.h"
@@ -143,26 +146,12 @@ static const Loc nowhere = { 0, 0 };
 
 static bool log_matches(const Measured *m, const Plan *p)
 {
-    const char *line = plan_line(p);
-    double tokens = (double)(p->is.batch * p->is.sequence);
-    if (*m->plan && strcmp(m->plan, line) != 0) {
-        diag_error(nowhere, "run-matches", "%s is of another plan: %s; the files have %s", m->log,
-                   m->plan, line);
-        diag_hint("name the files and --set options of the run");
-        return false;
+    const char *hint, *why = measured_mismatch(m, p, &hint);
+    if (why) {
+        diag_error(nowhere, "run-matches", "%s", why);
+        diag_hint("%s", hint);
     }
-    if (*m->model && p->model_name && strcmp(m->model, p->model_name) != 0) {
-        diag_error(nowhere, "run-matches", "%s is of model %s; the files have %s", m->log, m->model,
-                   p->model_name);
-        return false;
-    }
-    if (m->tokens > 0 && m->tokens != tokens) {
-        diag_error(nowhere, "run-matches", "a step of %s has %.0f tokens; the files have %.0f",
-                   m->log, m->tokens, tokens);
-        diag_hint("train.batch and train.sequence must be those of the run");
-        return false;
-    }
-    return true;
+    return why == NULL;
 }
 
 /* Stages and ranks of the trace. */
@@ -665,10 +654,12 @@ int command_compare(Compile *c)
     in.nfiles -= n;
     if (in.nfiles == 0)
         die(EXIT_USAGE, "compare needs the model's files, then the log or trace of its run");
+    if (n == 0 && access(in.files[in.nfiles - 1], R_OK) != 0)
+        die(EXIT_USAGE, "could not read %s: %s", in.files[in.nfiles - 1], strerror(errno));
     if (n == 0)
         die(EXIT_USAGE, "compare needs the log or the trace of a run behind the files; %s is "
             "neither", in.files[in.nfiles - 1]);
-    Comparison all = { .m = measured_read(in.files + in.nfiles, n) }, *a = &all;
+    Comparison all = { .m = measured_read(in.files + in.nfiles, n, NULL) }, *a = &all;
     if (a->m == NULL)
         return EXIT_INPUT;
     a->by_op = has_steps(a->m);

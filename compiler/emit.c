@@ -643,6 +643,19 @@ static void one_stage(Emit *m)
     h->text_bytes = (int32_t)e->text.n;
 }
 
+static uint64_t params_hash(const StageTables *e)
+{
+    return hash_bytes(e->params.at, sizeof *e->params.at * (size_t)e->params.n, 0);
+}
+
+uint64_t emitted_model_hash(const Plan *p)
+{
+    StageTables e = { 0 };
+    Emit m = { .p = p, .e = &e, .texts = map_new() };
+    params(&m);
+    return params_hash(&e);
+}
+
 Emitted *emit_program(const Plan *p)
 {
     Emitted *e = NEW(Emitted);
@@ -661,8 +674,7 @@ Emitted *emit_program(const Plan *p)
     for (int r = 0; r < e->nstages; r++) {
         RtHeader *h = &e->stage[r].head;
         h->nkernels = e->specs.n;
-        h->model_hash = hash_bytes(m.e->params.at,
-                                   sizeof *m.e->params.at * (size_t)m.e->params.n, 0);
+        h->model_hash = params_hash(m.e);
         h->plan_hash = hash;
     }
     return e;

@@ -31,6 +31,9 @@ typedef struct {
 /* Needs memory; fills everything. Owned by `perm`. */
 Emitted *emit_program(const Plan *p);
 
+/* The model_hash of its programs and their logs, whatever the layout. Needs graph. */
+uint64_t emitted_model_hash(const Plan *p);
+
 /* The tables as rt_run takes them, one program per stage, owned by `perm`; `kernels` in the
  * order of specs. */
 const RtProgram *emitted_program(const Emitted *e, const RtKernelFn *kernels);

@@ -2,9 +2,11 @@
  * measured.c - logs and traces of runs, read back (measured.h).
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <sys/stat.h>
 
 #include "diag.h"
+#include "emit.h"
 #include "json.h"
 #include "measured.h"
 
@@ -33,18 +35,28 @@ static char *whole_file(const char *path, size_t *n)
     return text;
 }
 
-/* The line at byte `at` becomes a source of its own: files of runs may be large. */
-static void report(const char *path, const char *text, size_t n, size_t at, const char *why)
+/* Only the line at byte `at` becomes a source, behind as many line ends as stand before it: files
+ * of runs may be large. With `words` nothing is printed. */
+static void report(const char *path, const char *text, size_t n, size_t at, const char *why,
+                   const char **words)
 {
-    size_t from = at, to = at, line = 1;
-    while (from > 0 && text[from - 1] != '\n' && at - from < 60)
+    size_t from = at, to = at, line = 0;
+    while (from > 0 && text[from - 1] != '\n')
         from--;
-    while (to < n && text[to] != '\n' && to - at < 40)
+    while (to < n && text[to] != '\n' && to - at < 200)
         to++;
     for (size_t i = 0; i < from; i++)
         line += text[i] == '\n';
-    uint32_t s = source_add(str_fmt("%s, line %zu", path, line), text + from, to - from);
-    uint32_t here = s + (uint32_t)(at - from);
+    if (words) {
+        *words = str_fmt("%s:%zu:%zu: this is no log or trace of a run: %s", path, line + 1,
+                         at - from + 1, why);
+        return;
+    }
+    Text t = { 0 };
+    for (size_t i = 0; i < line; i++)
+        text_bytes(&t, "\n", 1);
+    text_bytes(&t, text + from, to - from);
+    uint32_t here = source_add(path, t.at ? t.at : "", t.n) + (uint32_t)(line + at - from);
     diag_error((Loc){ here, here + 1 }, "run-valid", "this is no log or trace of a run: %s", why);
     diag_hint("`teracube run FILE --log F` and `--trace F` write what is read here");
 }
@@ -60,6 +72,8 @@ static void read_run(Measured *m, JsonIn *j)
             m->model = json_get_text(j);
         else if (strcmp(name, "plan") == 0)
             m->plan = json_get_text(j);
+        else if (strcmp(name, "model_hash") == 0)
+            m->model_hash = json_get_text(j);
         else if (strcmp(name, "blas") == 0)
             m->blas = json_get_text(j);
         else if (strcmp(name, "precision") == 0)
@@ -75,9 +89,12 @@ static void read_run(Measured *m, JsonIn *j)
     }
 }
 
+static const double LONGEST_S = 1e9;        // 30 years
+
 static void read_log_line(Measured *m, JsonIn *j)
 {
     double seconds = NAN;
+    size_t at = j->at;
     for (json_open(j, '{'); json_more(j, '}');) {
         const char *name = json_name(j);
         if (strcmp(name, "run") == 0)
@@ -87,8 +104,14 @@ static void read_log_line(Measured *m, JsonIn *j)
         else
             json_skip(j);
     }
-    if (!j->why && seconds > 0)
+    if (j->why || isnan(seconds))
+        return;
+    if (seconds > 0 && seconds < LONGEST_S)
         vec_add(&m->step_s, seconds);
+    else {
+        j->at = at;
+        j->why = str_fmt("a step of %s", str_seconds(seconds));
+    }
 }
 
 /* ---- traces -------------------------------------------------------------------------- */
@@ -197,7 +220,7 @@ static void drop_last_step(Measured *m)
     m->events.n = kept;
 }
 
-static bool read_file(Measured *m, const char *path)
+static bool read_file(Measured *m, const char *path, const char **why)
 {
     size_t n = 0;
     const char *text = whole_file(path, &n);
@@ -219,23 +242,43 @@ static bool read_file(Measured *m, const char *path)
         drop_last_step(m);
     if (j->why && !(cut && (trace ? m->events.n : m->step_s.n) > 0)) {
         report(path, text, n, j->at < n ? j->at : n, cut && trace
-               ? "it ends within its first step" : j->why);
+               ? "it ends within its first step" : j->why, why);
         return false;
     }
     if (trace ? m->events.n == 0 : m->step_s.n == 0) {
         report(path, text, n, 0, trace ? "it has no events of plan steps"
-                                       : "it has no steps with their seconds");
+                                       : "it has no steps with their seconds", why);
         return false;
     }
     return true;
 }
 
-Measured *measured_read(const char *const *paths, int n)
+Measured *measured_read(const char *const *paths, int n, const char **why)
 {
     Measured *m = NEW(Measured);
-    m->model = m->plan = m->blas = m->precision = "";
+    m->model = m->plan = m->blas = m->precision = m->model_hash = "";
     for (int i = 0; i < n; i++)
-        if (!read_file(m, paths[i]))
+        if (!read_file(m, paths[i], why))
             return NULL;
     return m;
+}
+
+const char *measured_mismatch(const Measured *m, const Plan *p, const char **hint)
+{
+    const char *line = plan_line(p);
+    double tokens = (double)(p->is.batch * p->is.sequence);
+    *hint = "name the files and --set options of the run";
+    if (*m->plan && strcmp(m->plan, line) != 0)
+        return str_fmt("%s is of another plan: %s; the files have %s", m->log, m->plan, line);
+    if (*m->model && p->model_name && strcmp(m->model, p->model_name) != 0)
+        return str_fmt("%s is of model %s; the files have %s", m->log, m->model, p->model_name);
+    if (*m->model_hash &&
+        strcmp(m->model_hash, str_fmt("%016" PRIx64, emitted_model_hash(p))) != 0)
+        return str_fmt("%s is of a model with other parameters than those of the files", m->log);
+    if (m->tokens > 0 && m->tokens != tokens) {
+        *hint = "train.batch and train.sequence must be those of the run";
+        return str_fmt("a step of %s has %.0f tokens; the files have %.0f", m->log, m->tokens,
+                       tokens);
+    }
+    return NULL;
 }

@@ -22,7 +22,7 @@ typedef VEC(Event) Events;
 typedef struct {
     const char *log, *trace;        // paths, or NULL
     /* the log's record of the run; "" and 0 where it has none */
-    const char *model, *plan, *blas, *precision;
+    const char *model, *plan, *blas, *precision, *model_hash;
     int devices, workers;
     double tokens;                  // of a step
     VEC(double) step_s;             // of its steps, in order
@@ -32,7 +32,11 @@ typedef struct {
 
 /* Is it a log or a trace (and no .tcube file)? By its first byte. */
 bool measured_is(const char *path);
-/* Of one run. NULL: what is wrong was reported [run-valid]. */
-Measured *measured_read(const char *const *paths, int n);
+/* Of one run. NULL: what is wrong was reported [run-valid]; with `why` it is put there in words. */
+Measured *measured_read(const char *const *paths, int n, const char **why);
+
+/* What speaks against a log being of a run of this plan, in words, and `hint` what to do; NULL:
+ * nothing. Needs mesh. */
+const char *measured_mismatch(const Measured *m, const Plan *p, const char **hint);
 
 #endif

@@ -30,12 +30,6 @@ static void write_text(const char *path, const Text *t, mode_t mode)
     chmod(path, mode);
 }
 
-static void make_folder(const char *dir)
-{
-    if (mkdir(dir, 0777) != 0 && errno != EEXIST)
-        die(EXIT_WORLD, "could not make %s: %s", dir, strerror(errno));
-}
-
 /* 'text', for sh. */
 static const char *quoted(const char *s)
 {
@@ -154,6 +148,22 @@ static const char *write_cuda(const Compile *c, const char *dir, const Inputs *i
     return WIFEXITED(status) ? first_error(said) : "the compiler was killed";
 }
 
+static const char first_words[] = "#!/bin/sh\n# Builds and runs each layout";
+
+/* A run.sh that --emit did not write is somebody's work. */
+static void check_folder(const char *dir)
+{
+    char text[sizeof first_words] = "";
+    FILE *f = fopen(str_fmt("%s/run.sh", dir), "r");
+    if (f == NULL)
+        return;
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    if (n && strcmp(text, first_words))
+        die(EXIT_USAGE, "-o %s: there is a run.sh that --emit did not write; name another folder",
+            dir);
+}
+
 static void forget(const char *dir)             // what an earlier run.sh left
 {
     static const char *const name[] = { "failed", "log.jsonl", "said", "status", "program" };
@@ -166,8 +176,7 @@ static void forget(const char *dir)             // what an earlier run.sh left
 static void write_script(const Compile *c, const TunePage *page, int n, const char *dir)
 {
     Text t = { 0 };
-    text_add(&t, "#!/bin/sh\n"
-             "# Builds and runs each layout for 20 steps (STEPS=n: more), one after another:\n");
+    text_add(&t, "%s for 20 steps (STEPS=n: more), one after another:\n", first_words);
     for (int i = 0; i < n; i++)
         text_add(&t, "#   %d  %s\n", i + 1, tune_line(&page->at[i].is->at));
     text_add(&t, "# `./run.sh 2 5` runs those alone. Each leaves N/log.jsonl, N/said, N/status;\n"
@@ -213,11 +222,12 @@ int tune_emit(const Compile *c, const TunePage *page)
     int n = page->n < c->o->emit ? page->n : c->o->emit, written = 0;
     bool cuda = for_cuda(c);
     Inputs all = from_anywhere(&c->o->in);
-    make_folder(dir);
+    check_folder(dir);
+    folder_make(dir);
     for (int i = 0; i < n; i++) {
         const char *sub = str_fmt("%s/%d", dir, i + 1), *why = NULL;
         Inputs in = all;
-        make_folder(sub);
+        folder_make(sub);
         forget(sub);
         add_settings(page->at[i].plan, &in);
         write_settings(sub, &in, all.nsets);
@@ -233,6 +243,8 @@ int tune_emit(const Compile *c, const TunePage *page)
         }
         written += why == NULL;
     }
+    for (int i = n + 1; unlink(str_fmt("%s/%d/settings", dir, i)) == 0; i++)
+        forget(str_fmt("%s/%d", dir, i));       // an earlier --emit had more
     write_script(c, page, n, dir);
     if (!c->o->quiet && !c->o->json)
         printf("\n%s: %s; %s/run.sh builds and runs them, --results %s reads what they measured\n",

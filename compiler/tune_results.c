@@ -3,7 +3,8 @@
  * measured, those that failed with their reason, and the price list that fits them best.
  *
  * The fit: a step is a * compute + b * communication, its waiting shared out in proportion;
- * a and b minimise the sum of squares of (predicted / measured - 1).
+ * a and b minimise the sum of squares of (predicted / measured - 1). A log that cannot be read, or
+ * is of another plan, model or batch, is a failure like a run's: the others are ranked.
  */
 #include <errno.h>
 #include <unistd.h>
@@ -15,7 +16,7 @@
 typedef struct {
     int number;                     // its folder
     Plan *plan; Candidate is;
-    double simulated_s, measured_s;
+    double measured_s;
     const char *failed;             // why there is no measurement, or NULL
 } Result;
 typedef VEC(Result) Results;
@@ -87,10 +88,10 @@ static void read_run(const char *dir, Result *r)
         r->failed = "left no log";
     if (r->failed)
         return;
-    Measured *m = measured_read(&log, 1);
-    if (m && m->step_s.n == 0)
-        r->failed = "its log has no steps";
-    else if (m)
+    const char *why = NULL, *hint;
+    Measured *m = measured_read(&log, 1, &why);
+    r->failed = m ? measured_mismatch(m, r->plan, &hint) : why;
+    if (r->failed == NULL)
         r->measured_s = median(m);
 }
 
@@ -127,7 +128,6 @@ static bool predict(const Config *c, Result *r)
     r->plan = p;
     r->is.at = point_of(p);
     estimate(e, &r->is.at, &r->is.is);
-    r->simulated_s = p->pipeline->sim.step_s;
     arena_reset(scratch);
     return true;
 }
@@ -141,11 +141,12 @@ static bool read_results(const Options *o, const char *dir, Results *out)
             break;
         Result r = { .number = i };
         const Config *c = config_with(o, settings);
-        if (c == NULL || !predict(c, &r))
+        if (c == NULL || !predict(c, &r)) {
+            diag_note((Loc){ 0, 0 }, "this is %s/settings, a layout that was written for other "
+                      "files", sub);
             return false;
+        }
         read_run(sub, &r);
-        if (diag_errors())
-            return false;
         vec_add(out, r);
     }
     if (out->n == 0)
@@ -184,8 +185,8 @@ static Fit fit_of(const Results *all)
         f.n++;
     }
     double det = cc * mm - cm * cm;
-    if (f.n > 0 && cc > 0)
-        f.compute = c1 / cc;            // with little communication, compute alone
+    if (f.n > 0 && c1 > cm)
+        f.compute = (c1 - cm) / cc;     // with little communication, compute alone
     if (f.n > 1 && det > 1e-6 * cc * mm) {
         double a = (c1 * mm - m1 * cm) / det, b = (m1 * cc - c1 * cm) / det;
         if (a > 0 && b > 0)
@@ -246,6 +247,21 @@ static void write_prices(const Plan *p, const Fit *f, const char *path, FILE *ou
     fprintf(out, "            %s has the price list that fits, as settings (--set)\n", path);
 }
 
+/* Factors that bring the prediction no nearer are none. */
+static void print_prices(const Plan *p, const Fit *f, const char *path, FILE *out)
+{
+    if (f->after >= f->before) {
+        fprintf(out, "  prices    mean error %.1f %%; no factors of compute and communication make "
+                "it less\n", 100 * f->before);
+        unlink(path);                   // an earlier fit's
+        return;
+    }
+    fprintf(out, "  prices    compute takes %.3g times what is priced, communication %.3g times: "
+            "mean error %.1f %%,\n            with these factors %.1f %%\n", f->compute,
+            f->exchange, 100 * f->before, 100 * f->after);
+    write_prices(p, f, path, out);
+}
+
 /* ---- the page ----------------------------------------------------------------------------- */
 
 static int by_measured(const void *a, const void *b)
@@ -258,18 +274,32 @@ static int by_measured(const void *a, const void *b)
     return x->number - y->number;
 }
 
-/* Spearman's, of the places measured and predicted. */
+/* Places from 0 on; those that are equal share theirs. */
+static void places(const Results *all, int n, bool measured, double *out)
+{
+    for (int i = 0; i < n; i++) {
+        double v = measured ? all->at[i].measured_s : all->at[i].is.is.step_s;
+        out[i] = -0.5;
+        for (int k = 0; k < n; k++) {
+            double u = measured ? all->at[k].measured_s : all->at[k].is.is.step_s;
+            out[i] += u < v ? 1 : u == v ? 0.5 : 0;
+        }
+    }
+}
+
+/* Spearman's, of the places measured and predicted; NAN where one of them is no order. */
 static double correlation(const Results *all, int n)
 {
-    double sum = 0;
+    double *a = NEWN(double, n), *b = NEWN(double, n), mean = (n - 1) / 2.0;
+    double aa = 0, ab = 0, bb = 0;
+    places(all, n, true, a);
+    places(all, n, false, b);
     for (int i = 0; i < n; i++) {
-        int place = 0;
-        for (int k = 0; k < n; k++)
-            place += all->at[k].simulated_s < all->at[i].simulated_s ||
-                     (all->at[k].simulated_s == all->at[i].simulated_s && k < i);
-        sum += (double)(place - i) * (place - i);
+        aa += (a[i] - mean) * (a[i] - mean);
+        ab += (a[i] - mean) * (b[i] - mean);
+        bb += (b[i] - mean) * (b[i] - mean);
     }
-    return n > 1 ? 1 - 6 * sum / ((double)n * ((double)n * n - 1)) : 1;
+    return ab / sqrt(aa * bb);
 }
 
 static void print_results(const Results *all, int measured, FILE *f)
@@ -283,8 +313,8 @@ static void print_results(const Results *all, int measured, FILE *f)
         table_cell(&t, "%d", i + 1);
         table_cell(&t, "%d", r->number);
         table_cell(&t, "%s", str_seconds(r->measured_s));
-        table_cell(&t, "%s", str_seconds(r->simulated_s));
-        table_cell(&t, "%+.1f %%", 100 * (r->simulated_s / r->measured_s - 1));
+        table_cell(&t, "%s", str_seconds(r->is.is.step_s));
+        table_cell(&t, "%+.1f %%", 100 * (r->is.is.step_s / r->measured_s - 1));
         table_cell(&t, "%s", tune_line(&r->is.at));
     }
     if (measured) {
@@ -312,16 +342,13 @@ int tune_results(const Compile *c)
     if (measured) {
         const Result *w = &all.at[0];
         printf("  best      %s\n            %s measured, %s predicted; folder %d\n",
-               tune_line(&w->is.at), str_seconds(w->measured_s), str_seconds(w->simulated_s),
+               tune_line(&w->is.at), str_seconds(w->measured_s), str_seconds(w->is.is.step_s),
                w->number);
         Fit f = fit_of(&all);
-        if (measured > 1)
-            printf("  order     rank correlation %.2f with the predicted one\n",
-                   correlation(&all, measured));
-        printf("  prices    compute takes %.3g times what is priced, communication %.3g times: "
-               "mean error %.1f %%,\n            with these factors %.1f %%\n", f.compute,
-               f.exchange, 100 * f.before, 100 * f.after);
-        write_prices(w->plan, &f, str_fmt("%s/prices", dir), stdout);
+        double order = correlation(&all, measured);
+        if (isfinite(order))
+            printf("  order     rank correlation %.2f with the predicted one\n", order);
+        print_prices(w->plan, &f, str_fmt("%s/prices", dir), stdout);
     }
     print_results(&all, measured, stdout);
     if (measured == 0)

@@ -72,6 +72,11 @@ fails 1 'run-matches|on 2 ranks' "$t" compare "$M" $D trace
 fails 1 'run-matches|tokens' "$t" compare "$M" $D $sets --set train.batch=8 log
 sed 's/"model": "[a-z0-9_]*"/"model": "other"/' log > other
 fails 1 'run-matches|model other' "$t" compare "$M" $D $sets other
+sed 's/"model_hash": "[^"]*/"model_hash": "1/' log > other
+fails 1 'run-matches|a model with other parameters' "$t" compare "$M" $D $sets other
+sed '3s/"step_s": [^,}]*/"step_s": 0/' log > slow
+fails 1 'slow:3:1: error|a step of 0 s' "$t" compare "$M" $D $sets slow
+fails 2 'could not read nowhere' "$t" compare "$M" nowhere
 sed 's/X W"/X Y"/' trace > renamed
 fails 1 'run-matches|X Y' "$t" compare "$M" $D $sets renamed
 echo '{"a": }' > broken;    fails 1 'run-valid|a number was expected' "$t" compare "$M" $D broken
