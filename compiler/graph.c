@@ -281,7 +281,7 @@ Val graph_eval(Graph *g, const Expr *e)
         return val_none(e->loc);
     Val v = eval(g, e);
     g->depth--;
-    if (g->p->ops.n > MAX_OPS) {
+    if (g->p->ops.n > MAX_OPS && !g->full) {
         graph_error(g, e->loc, "too-large", "the model has more than %d operators", MAX_OPS);
         g->full = true;
     }

@@ -177,19 +177,27 @@ int command_plan(Compile *c)
     return EXIT_FINE;
 }
 
-typedef struct { const char *name; int (*run)(Compile *c); const char *what; } Command;
+typedef struct { const char *name, *takes; int (*run)(Compile *c); const char *what; } Command;
 static const Command commands[] = {
-    { "check",  command_check,  "errors and warnings only" },
-    { "plan",   command_plan,   "the resolved plan: layouts, collectives, memory (--json)" },
-    { "simulate", command_simulate, "predicted step (--trace F --slow rank=N:F --network F)" },
-    { "tune",   command_tune,   "the best layouts of the cluster (--top N; --objective; --write F)" },
-    { "verify", command_verify, "static checks, then a step against the reference" },
-    { "run",    command_run,    "train here (--steps --load --save --log --threads --reference)" },
-    { "emit",   command_emit,   "a CUDA program to read and build (--target cuda -o DIR)" },
-    { "build",  command_build,  "an executable (--target cpu|cuda -o EXE)" },
-    { "diff",   command_diff,   "two plans side by side: A B, or -- between sides (--json)" },
-    { "compare", command_compare, "predicted against a run: FILE... its log, trace or both" },
-    { "profile", command_profile, "measure this machine (-o F); a cluster (FILE --target T -o DIR)" },
+    { "check",    "FILE...", command_check, "errors and warnings only" },
+    { "plan",     "FILE...", command_plan,
+      "the resolved plan: layouts, collectives, memory (--json)" },
+    { "simulate", "FILE...", command_simulate,
+      "predicted step (--trace F --slow rank=N:F --network F)" },
+    { "tune",     "FILE...", command_tune,
+      "the best layouts of the cluster (--top N; --objective; --write F)" },
+    { "verify",   "FILE...", command_verify, "static checks, then a step against the reference" },
+    { "run",      "FILE...", command_run,
+      "train here (--steps --load --save --log --threads --reference)" },
+    { "emit",     "FILE...", command_emit,
+      "a CUDA program to read and build (--target cuda -o DIR)" },
+    { "build",    "FILE...", command_build, "an executable (--target cpu|cuda -o EXE)" },
+    { "diff",     "A B | [COMMON... --] A... -- B...", command_diff,
+      "two plans side by side: A B, or -- between sides (--json)" },
+    { "compare",  "FILE... RUN", command_compare,
+      "predicted against a run: FILE... its log, trace or both" },
+    { "profile",  "[FILE...]", command_profile,
+      "measure this machine (-o F); a cluster (FILE --target T -o DIR)" },
 };
 enum { NCOMMANDS = sizeof commands / sizeof *commands };
 
@@ -203,23 +211,96 @@ static int finish(int status)
 
 /* ---- options --------------------------------------------------------------------- */
 
-static void usage(FILE *f)
+/* `of`: the commands that take it; NULL: all. `value`: what stands behind it; NULL: nothing. */
+typedef struct {
+    const char *name; bool *flag; const char **text; const char *of, *value, *what;
+} Option;
+typedef struct { const char *top, *emit, *steps, *threads, *seed, *set, *slow; } Raw;
+enum { MOST_OPTIONS = 48 };
+typedef VEC(const char *) Words;
+
+/* Every option, and where its value goes. */
+static int option_list(Options *o, Raw *r, Option *out)
 {
-    fprintf(f, "usage: teracube COMMAND FILE... [options]\n\n");
+    const Option list[] = {
+        { "--top", NULL, &r->top, "tune", "N", "the best N (5)" },
+        { "--objective", NULL, &o->objective, "tune", "O", "of what: time, memory or cost" },
+        { "--budget", NULL, &o->budget, "tune", "S", "seconds at most" },
+        { "--write", NULL, &o->write, "tune", "F", "the best's plan block as a file" },
+        { "--why-not", NULL, &o->why_not, "tune", "PINS",
+          "why 'cube=[2,2,2], pipeline=8' does not win" },
+        { "--emit", NULL, &r->emit, "tune", "K", "the best K as folders of -o that build and run" },
+        { "--results", NULL, &o->results, "tune", "DIR", "what the folders of --emit measured" },
+        { "--explain", NULL, &o->explain, "plan,simulate", "WHAT",
+          "slice or schedule; plan: partition or tune too" },
+        { "--slow", NULL, &r->slow, "simulate", "rank=N:F",
+          "rank N (or node=N) computes F times as long" },
+        { "--network", NULL, &o->network, "simulate", "F", "F times the network's rate" },
+        { "--link", NULL, &o->link, "simulate", "F", "F times the rate inside of nodes" },
+        { "--target", NULL, &o->target, "build,emit,run,tune,profile", "T", "cpu or cuda" },
+        { "--arch", NULL, &o->arch, "build,emit,run,profile", "A", "GPUs of this kind: sm_90" },
+        { "-o", NULL, &o->output, "build,emit,profile,tune", "F", "the file or folder to write" },
+        { "--steps", NULL, &r->steps, "run,verify", "N", "steps in all" },
+        { "--threads", NULL, &r->threads, "plan,simulate,verify,run,build", "N",
+          "threads of all ranks together" },
+        { "--load", NULL, &o->load, "run", "F", "parameters to begin with" },
+        { "--save", NULL, &o->save, "run", "F", "parameters at the end" },
+        { "--resume", NULL, &o->resume, "run", "DIR", "go on with a checkpoint" },
+        { "--log", NULL, &o->log, "run", "F", "a line of JSON for each step" },
+        { "--trace", NULL, &o->trace, "run,simulate", "F", "events for ui.perfetto.dev" },
+        { "--reference", &o->reference, NULL, "run", NULL, "with the slow interpreter" },
+        { "--small", &o->is_small, NULL, "verify", NULL, "a smaller model of the same kind" },
+        { "--full", &o->is_full, NULL, "verify", NULL, "the model as it is" },
+        { "--static", &o->is_static, NULL, "verify", NULL, "nothing is executed" },
+        { "--quick", &o->is_quick, NULL, "profile", NULL, "fewer figures, in a minute" },
+        { "--json", &o->json, NULL, "plan,simulate,diff,compare,tune", NULL, "for tools" },
+        { "--schedule", &o->schedule, NULL, "plan,simulate", NULL, "--json with step tables" },
+        { "--turns-only", &o->turns_only, NULL, "plan,simulate,diff,tune", NULL,
+          "without embedding, head and loss" },
+        { "--blocking", &o->blocking, NULL, "plan,simulate,diff", NULL,
+          "sends hold up the stage that sends" },
+        { "--set", NULL, &r->set, NULL, "KEY=VALUE", "any key of any section: plan.data=2" },
+        { "--seed", NULL, &r->seed, NULL, "N", "train.seed" },
+        { "--plan", NULL, &o->in.plan, NULL, "NAME", "of several plans" },
+        { "--cluster", NULL, &o->in.cluster, NULL, "NAME", "of several clusters" },
+        { "-d", NULL, &o->dump, NULL, "PASS,..", "print the plan after passes" },
+        { "--stop", NULL, &o->stop, NULL, "PASS", "end behind a pass" },
+        { "--time", &o->time, NULL, NULL, NULL, "seconds of each pass" },
+        { "-q", &o->quiet, NULL, NULL, NULL, "only what is wrong" },
+        { "-v", &o->verbose, NULL, NULL, NULL, "more than usual" },
+        { "-h", &o->help, NULL, NULL, NULL, NULL },
+        { "--help", &o->help, NULL, NULL, NULL, "this; teracube COMMAND --help: of a command" },
+    };
+    enum { N = sizeof list / sizeof *list };
+    _Static_assert((int)N <= (int)MOST_OPTIONS, "more options than there is room for");
+    memcpy(out, list, sizeof list);
+    return N;
+}
+
+/* Of one command, or NULL: of all. */
+static void usage(const Command *c, FILE *f)
+{
+    Options o;
+    Raw r;
+    Option list[MOST_OPTIONS];
+    int n = option_list(&o, &r, list);
+    fprintf(f, "usage: teracube %s %s [options]\n\n", c ? c->name : "COMMAND",
+            c ? c->takes : "FILE...");
     for (int i = 0; i < NCOMMANDS; i++)
-        fprintf(f, "  %-8s %s\n", commands[i].name, commands[i].what);
-    fprintf(f, "\noptions: --set KEY=VALUE  --plan NAME  --cluster NAME  --seed N  -d PASS[,PASS]  "
-               "--stop PASS\n         --time  -q  -v  --version\npasses:  ");
+        if (c == NULL || c == &commands[i])
+            fprintf(f, "  %-8s %s\n", commands[i].name, commands[i].what);
+    fprintf(f, "\noptions%s:\n", c ? "" : " of all commands");
+    for (int i = 0; i < n; i++)
+        if (list[i].what && (list[i].of == NULL || (c && asked(list[i].of, c->name))))
+            fprintf(f, "  %-18s %s\n", list[i].value ? str_fmt("%s %s", list[i].name,
+                    list[i].value) : list[i].name, list[i].what);
+    fprintf(f, "  %-18s %s\n\npasses:  ", "--version", "of the compiler");
     for (int i = 0; i < NPASSES; i++)
         fprintf(f, " %s", passes[i].name);
     fprintf(f, " llvm\n");
 }
 
-/* `of`: the commands that take it; NULL: all. */
-typedef struct { const char *name; bool *flag; const char **text; const char *of; } Option;
-typedef VEC(const char *) Words;
-
-static int64_t whole(const char *option, const char *s, int64_t most)
+static int64_t whole(const char *option, const char *s, int64_t least, int64_t most)
 {
     errno = 0;
     long long n = strtoll(s, NULL, 10);
@@ -227,6 +308,8 @@ static int64_t whole(const char *option, const char *s, int64_t most)
         die(EXIT_USAGE, "%s takes a whole number, not `%s`", option, s);
     if (errno || n > most)
         die(EXIT_USAGE, "%s takes a number up to %" PRId64 ", not `%s`", option, most, s);
+    if (n < least)
+        die(EXIT_USAGE, "%s takes a number from %" PRId64 " on, not `%s`", option, least, s);
     return n;
 }
 
@@ -247,46 +330,13 @@ static const char *value_of(int argc, char **argv, int *i)
 
 static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
 {
-    const char *top = NULL, *emit = NULL, *steps = NULL, *threads = NULL, *seed = NULL, *set = NULL;
-    const char *slow = NULL;
-    const Option list[] = {
-        { "--json", &o->json, NULL, "plan,simulate,diff,compare,tune" },
-        { "--schedule", &o->schedule, NULL, "plan,simulate" },
-        { "--turns-only", &o->turns_only, NULL, "plan,simulate,diff,tune" },
-        { "--blocking", &o->blocking, NULL, "plan,simulate,diff" },
-        { "-q", &o->quiet, NULL, NULL },        { "-v", &o->verbose, NULL, NULL },
-        { "--time", &o->time, NULL, NULL },     { "--reference", &o->reference, NULL, "run" },
-        { "--help", &o->help, NULL, NULL },     { "-h", &o->help, NULL, NULL },
-        { "--small", &o->is_small, NULL, "verify" },
-        { "--full", &o->is_full, NULL, "verify" },
-        { "--static", &o->is_static, NULL, "verify" },
-        { "--quick", &o->is_quick, NULL, "profile" },
-        { "-d", NULL, &o->dump, NULL },         { "--stop", NULL, &o->stop, NULL },
-        { "--explain", NULL, &o->explain, "plan,simulate" },
-        { "--target", NULL, &o->target, "build,emit,run,tune,profile" },
-        { "--arch", NULL, &o->arch, "build,emit,run,profile" },
-        { "-o", NULL, &o->output, "build,emit,profile,tune" },
-        { "--load", NULL, &o->load, "run" },    { "--save", NULL, &o->save, "run" },
-        { "--resume", NULL, &o->resume, "run" },
-        { "--log", NULL, &o->log, "run" },      { "--trace", NULL, &o->trace, "run,simulate" },
-        { "--top", NULL, &top, "tune" },         { "--budget", NULL, &o->budget, "tune" },
-        { "--objective", NULL, &o->objective, "tune" },
-        { "--write", NULL, &o->write, "tune" },
-        { "--why-not", NULL, &o->why_not, "tune" },
-        { "--emit", NULL, &emit, "tune" },
-        { "--results", NULL, &o->results, "tune" },
-        { "--plan", NULL, &o->in.plan, NULL },  { "--cluster", NULL, &o->in.cluster, NULL },
-        { "--steps", NULL, &steps, "run,verify" },
-        { "--threads", NULL, &threads, "plan,simulate,verify,run,build" },
-        { "--slow", NULL, &slow, "simulate" },  { "--network", NULL, &o->network, "simulate" },
-        { "--link", NULL, &o->link, "simulate" },
-        { "--seed", NULL, &seed, NULL },        { "--set", NULL, &set, NULL },
-    };
-    enum { N = sizeof list / sizeof *list };
-    const char *names[N];
+    Raw r = { 0 };
+    Option list[MOST_OPTIONS];
+    const char *names[MOST_OPTIONS];
+    int count = option_list(o, &r, list);
     const char *word = argv[*i], *eq = strchr(word, '=');
     size_t n = eq && word[1] == '-' ? (size_t)(eq - word) : strlen(word);
-    for (int k = 0; k < N; k++) {
+    for (int k = 0; k < count; k++) {
         names[k] = list[k].name;
         if (strlen(list[k].name) != n || memcmp(list[k].name, word, n))
             continue;
@@ -301,24 +351,24 @@ static void read_option(Options *o, Words *sets, int argc, char **argv, int *i)
         *list[k].text = word[n] ? word + n + 1 : value_of(argc, argv, i);
         if (**list[k].text == 0)
             die(EXIT_USAGE, "%s needs a value", list[k].name);
-        if (steps)
-            o->steps = whole("--steps", steps, INT64_C(1) << 40);
-        if (top)
-            o->top = (int)whole("--top", top, 1000);
-        if (emit)
-            o->emit = (int)whole("--emit", emit, 1000);
-        if (threads)
-            o->threads = (int)whole("--threads", threads, 4096);
-        if (seed)
-            set = str_fmt("train.seed=%" PRId64,
-                          whole("--seed", seed, (INT64_C(1) << 53) - 1));
-        if (set)
-            vec_add(sets, set);
-        if (slow)
-            vec_add(&o->slow, slow);
+        if (r.steps)
+            o->steps = whole("--steps", r.steps, 0, INT64_C(1) << 40);
+        if (r.top)
+            o->top = (int)whole("--top", r.top, 1, 1000);
+        if (r.emit)
+            o->emit = (int)whole("--emit", r.emit, 1, 1000);
+        if (r.threads)
+            o->threads = (int)whole("--threads", r.threads, 0, 4096);
+        if (r.seed)
+            r.set = str_fmt("train.seed=%" PRId64,
+                            whole("--seed", r.seed, 0, (INT64_C(1) << 53) - 1));
+        if (r.set)
+            vec_add(sets, r.set);
+        if (r.slow)
+            vec_add(&o->slow, r.slow);
         return;
     }
-    const char *near = str_nearest(str_of(word, n), names, N);
+    const char *near = str_nearest(str_of(word, n), names, count);
     die(EXIT_USAGE, near ? "unknown option %s; did you mean %s?" : "unknown option %s", word, near);
 }
 
@@ -353,15 +403,18 @@ static void read_options(Options *o, int argc, char **argv)
 static const Command *find_command(const Options *o)
 {
     const char *names[NCOMMANDS];
-    if (o->help || o->command == NULL) {
-        usage(o->help ? stdout : stderr);
-        exit(finish(o->help ? EXIT_FINE : EXIT_USAGE));
-    }
+    const Command *found = NULL;
     for (int i = 0; i < NCOMMANDS; i++) {
         names[i] = commands[i].name;
-        if (strcmp(o->command, commands[i].name) == 0)
-            return &commands[i];
+        if (o->command && strcmp(o->command, commands[i].name) == 0)
+            found = &commands[i];
     }
+    if (o->help || o->command == NULL) {
+        usage(found, o->help ? stdout : stderr);
+        exit(finish(o->help ? EXIT_FINE : EXIT_USAGE));
+    }
+    if (found)
+        return found;
     const char *near = str_nearest(o->command, names, NCOMMANDS);
     die(EXIT_USAGE, near ? "unknown command `%s`; did you mean %s?" : "unknown command `%s`",
         o->command, near);
@@ -412,7 +465,9 @@ static void keep_inputs(const Options *o)
         for (int k = 0; out[i][1] && k < o->in.nfiles; k++)
             if (stat(out[i][1], &a) == 0 && stat(o->in.files[k], &b) == 0 &&
                 a.st_dev == b.st_dev && a.st_ino == b.st_ino)
-                die(EXIT_USAGE, "%s %s would overwrite the model file", out[i][0], out[i][1]);
+                die(EXIT_USAGE, "%s %s would overwrite the model file%s", out[i][0], out[i][1],
+                    out[i][1] == o->write ? ": a plan goes into a file of its own, which is then "
+                    "named beside the others" : "");
 }
 
 int main(int argc, char **argv)

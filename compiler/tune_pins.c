@@ -152,7 +152,7 @@ static void check_layers(const Plan *p)
     const PlanSpec *s = &p->config->plan;
     int64_t P = s->pipeline.set ? (int64_t)s->pipeline.v : 1;
     int64_t v = s->chunks.set ? (int64_t)s->chunks.v : 1, sum = 0;
-    if (P * v > p->layers) {
+    if (P * v > 1 && P * v > p->layers) {
         Loc at = P > p->layers || !s->chunks.set ? s->pipeline.loc : s->chunks.loc;
         diag_error(at, "layers-cover", "%s for %s", v > 1 ? str_fmt("%s of %s", plural(v, "chunk"),
                    plural(P, "stage")) : plural(P, "stage"), plural(p->layers, "turn"));

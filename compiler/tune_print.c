@@ -209,7 +209,7 @@ void tune_print_terms(const Candidate *a, const Candidate *b, const char *left, 
     table_cell(&t, "of the step");
     for (int i = 0; i < PARTS; i++) {
         double x = a->is.part[i], y = b->is.part[i];
-        if (x == 0 && y == 0)
+        if (fabs(x) + fabs(y) < 1e-9 * a->is.step_s)    // less is rounding
             continue;
         table_cell(&t, "%s", part_word[i]);
         table_cell(&t, "%s", str_seconds(x));

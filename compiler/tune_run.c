@@ -3,6 +3,8 @@
  * the page, JSON, a plan block in a file.
  */
 #include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "options.h"
 #include "tune_print.h"
@@ -77,29 +79,70 @@ static void check_options(const Options *o)
             : "--why-not");
 }
 
+/* Is it a block that --write wrote, and nothing else? */
+static bool is_own_block(const char *s)
+{
+    const char *end = strchr(s, '}');
+    s += strspn(s, " \t\r\n");
+    while (*s == '#') {
+        s += strcspn(s, "\n");
+        s += strspn(s, " \t\r\n");
+    }
+    return strncmp(s, "plan {", 6) == 0 && strstr(s, "# tuned for ") && end &&
+           end[1 + strspn(end + 1, " \t\r\n")] == 0;
+}
+
+/* Before the search: --write replaces what it wrote, and no other file. */
+static void check_write(const char *path)
+{
+    struct stat st;
+    char text[1 << 14];
+    if (path == NULL || stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0)
+        return;
+    FILE *f = fopen(path, "r");
+    size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
+    if (f)
+        fclose(f);
+    text[n] = 0;
+    if (st.st_size != (off_t)n || !is_own_block(text))
+        die(EXIT_USAGE, "--write %s: there is a file of that name, and more in it than a plan that "
+            "tune wrote; name another, or remove it", path);
+}
+
 static TuneAsk ask_of(const Options *o)
 {
-    int top = o->top > 0 ? o->top : 5;
+    int top = o->top ? o->top : 5;
     TuneAsk ask = { .top = top > o->emit ? top : o->emit, .budget_s = budget_of(o->budget),
                     .turns_only = o->turns_only };
     objective_of(o, &ask);
     return ask;
 }
 
+/* Whole or not at all: a regular file is replaced when the new one is complete. */
 void tune_write_block(const Tune *t, const Plan *p, const char *path)
 {
-    FILE *f = fopen(path, "w");
-    if (f == NULL)
-        die(EXIT_WORLD, "could not write %s: %s", path, strerror(errno));
-    tune_print_block(t, p, f);
-    if (ferror(f) | fclose(f))
-        die(EXIT_WORLD, "could not write %s: %s", path, strerror(errno));
+    struct stat st;
+    char *real = realpath(path, NULL);
+    const char *to = real ? real : path;
+    bool other = lstat(to, &st) == 0 && !S_ISREG(st.st_mode);   // a link: to nothing yet
+    const char *fresh = other ? to : str_fmt("%s.part", to);
+    FILE *f = fopen(fresh, "w");
+    if (f)
+        tune_print_block(t, p, f);
+    if (f == NULL || (ferror(f) | fclose(f)) || (!other && rename(fresh, to) != 0)) {
+        int why = errno;
+        if (f && !other)
+            unlink(fresh);
+        die(EXIT_WORLD, "could not write %s: %s", path, strerror(why));
+    }
+    free(real);
 }
 
 int command_tune(Compile *c)
 {
     TuneAsk ask = ask_of(c->o);
     check_options(c->o);
+    check_write(c->o->write);
     if (c->o->why_not)
         return tune_why_not(c);
     if (c->o->results)

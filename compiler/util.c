@@ -328,8 +328,8 @@ const char *str_nearest(const char *word, const char *const *names, int n)
 
 /* ---- sizes for people ----------------------------------------------------- */
 
-/* Three digits and the unit that keeps them between 1 and 999. `units` starts
- * at `unit_of_one`, steps of 1000. */
+/* Three digits and the unit that keeps them between 1 and 999; what is beyond the last unit has
+ * more digits, and at last an exponent. `units` starts at `unit_of_one`, steps of 1000. */
 static const char *scaled(double v, const char *const *units, int n, int one)
 {
     int i = one;
@@ -341,7 +341,7 @@ static const char *scaled(double v, const char *const *units, int n, int one)
         a /= 1000;
     for (; i > 0 && a > 0 && a < 0.9995; i--)
         a *= 1000;
-    if (a >= 999.5)
+    if (a >= 999.5 && a < 1e6)
         return str_fmt("%s%.0f %s", v < 0 ? "-" : "", a, units[i]);
     return str_fmt("%s%.3g %s", v < 0 ? "-" : "", a, units[i]);
 }
@@ -356,8 +356,10 @@ const char *str_bytes(double bytes)
 const char *str_seconds(double seconds)
 {
     static const char *const units[] = { "ns", "us", "ms", "s" };
+    /* TUNING: below is what rounding leaves of a difference */
+    static const double NOTHING = 1e-15;
 
-    return scaled(seconds, units, 4, 3);
+    return scaled(fabs(seconds) < NOTHING ? 0 : seconds, units, 4, 3);
 }
 
 const char *str_flop(double flop)

@@ -52,6 +52,9 @@ static void read_slow(Slows *all, const char *word, const Pipeline *q)
     if (n >= have)
         die(EXIT_USAGE, "--slow %s: the plan has %s, the last is %d", word,
             plural(have, rank ? "rank" : "node"), have - 1);
+    for (int i = 0; i < all->n; i++)
+        if (strncmp(all->at[i].text, word, (size_t)(colon - word) + 1) == 0)
+            die(EXIT_USAGE, "--slow %s and --slow %s: one factor for each", all->at[i].text, word);
     for (int i = n * per; i < (n + 1) * per && i < ranks; i++) {
         Slow s = { word, i, factor };
         vec_add(all, s);
@@ -170,7 +173,7 @@ static void print_absorbed(const Pipeline *q, const Simulation *a, const Simulat
     double longer = b->step_s - a->step_s, hidden = most > longer ? most - longer : 0;
     fprintf(f, "  idle      %.1f %% -> %.1f %% of all stages' time", 100 * a->bubble,
             100 * b->bubble);
-    if (most > 0)
+    if (most > 1e-9 * a->step_s)        // less is rounding
         fprintf(f, "; stage %d is at work %s longer, of which %.0f %% disappear in waiting", stage,
                 str_seconds(most), 100 * hidden / most);
     fprintf(f, "\n");

@@ -35,6 +35,7 @@ is "link" "$(value "1.2 < d['breakdown_s']['y']['after_s'] / d['breakdown_s']['y
 works "$t" simulate "$T" --slow rank=17:1.2 --network 0.5
 is "words" "$(grep -cE 'rank 17 computes 1.2 times as long: stage|GB/s -> .*GB/s a port|^  step .* -> ' out)" = 3
 
+fails 2 'one factor for each' "$t" simulate pair.tcube --slow rank=1:1.2 --slow rank=1:1.3
 fails 2 'rank=N:FACTOR' "$t" simulate pair.tcube --slow 17:1.2
 fails 2 'rank=N:FACTOR' "$t" simulate pair.tcube --slow rank=:1.2
 fails 2 'rank=N:FACTOR' "$t" simulate pair.tcube --slow rank=-1:1.2

@@ -55,6 +55,29 @@ pins 'slices = [32, 16]'
 fails 1 'the slices add up to 48|[slices-sum]|sequence = 64 stands here' "$t" tune p.tcube
 pins 'partition = 1d' 'cube = [2, 2, 1]'
 fails 1 'partition = 1d is the grid [1, p, 1]|the cube stands here' "$t" tune p.tcube
+# --write replaces what it wrote and nothing else, whole or not at all
+works "$t" tune $s --write best.tcube
+works "$t" tune $s --write best.tcube
+cp best.tcube kept.tcube; cp best.tcube more.tcube; echo 'train { }' >> more.tcube; echo text > text
+fails 2 'there is a file of that name, and more in it' "$t" tune $s --write text
+fails 2 'there is a file of that name, and more in it' "$t" tune $s --write more.tcube
+is "which stays" "$(cat text)" = text
+ln -s kept.tcube link.tcube; ln -s new.tcube open.tcube
+works "$t" tune $s --write link.tcube
+works "$t" tune $s --write open.tcube
+is "links stay links" -L link.tcube -a -L open.tcube -a -s new.tcube
+fails 4 'No space left' "$t" tune $s --write /dev/full
+mkdir best.tcube.part               # stands for a disk without room
+fails 4 'could not write best.tcube' "$t" tune $s --write best.tcube
+is "the old plan stays" "$(cmp best.tcube kept.tcube && echo same)" = same
+works "$t" plan $s best.tcube --set train.batch=16
+is "a stale plan says how it is made anew" "$(grep -c 'of the other files, without this plan' err)" = 1
+fails 2 'a plan goes into a file of its own' "$t" tune $s best.tcube --write best.tcube
+fails 2 '--top takes a number from 1 on'    "$t" tune $s --top 0
+fails 2 '--emit takes a number from 1 on'   "$t" tune $s --emit 0 -o x
+asks "$t" tune --help
+has '^  --budget S '
+has '^usage: teracube tune FILE'
 pins 'cube = [1, 2, 1]' 'data = 2'
 works "$t" tune p.tcube
 summary
