@@ -139,7 +139,14 @@ void print_json_predicted(Json *j, const Plan *p)
         for (int i = 0; i < 5; i++)
             json_null(j, figure[i]);
     const Residual *off = q ? residual_of(p) : NULL;
+    const char *program = NULL;
+    double as_theirs = residual_step(p, off, &program);
     json_real(j, "error", off ? off->error : NAN);
+    json_real(j, "published_s", as_theirs);
+    if (program)
+        json_text(j, "published_program", program);
+    else
+        json_null(j, "published_program");
     json_begin(j, "breakdown_s", '{');
     for (int i = 0; i < PARTS; i++)
         if (q)

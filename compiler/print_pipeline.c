@@ -33,15 +33,21 @@ void print_feed(const Pipeline *q, FILE *f)
             schedule_word[t->kind]);
 }
 
-/* How far these prices were off on published runs of other programs. */
+/* How far these prices were off on published runs of other programs, and what the nearest of
+ * those would take here. */
 static void print_error(const Plan *p, FILE *f)
 {
     const Residual *r = residual_of(p);
+    const char *what;
+    double as_theirs = residual_step(p, r, &what);
     if (r)
         fprintf(f, "  error     %.0f %% (bias %+.0f %%) was the mean of %d published runs: %s, %s, "
                 "about %s billion parameters; this program was never measured\n",
                 100 * r->error, 100 * r->bias, r->rows, r->set, family_word[r->family],
                 str_fmt(r->parameters < 1e10 ? "%.1f" : "%.0f", r->parameters / 1e9));
+    if (as_theirs > 0)
+        fprintf(f, "  published %s is what the program of those runs would take in this layout "
+                "(%s)\n", str_seconds(as_theirs), what);
 }
 
 void print_step(const Pipeline *q, FILE *f)

@@ -4,13 +4,14 @@
  *     predict FOLDER                the table of residuals
  *     predict FOLDER --rows WORD    each row of the sets whose names contain the word
  *     predict FOLDER --left-out     what cannot be compared, by reason
+ *     predict FOLDER --own          the second table alone; --own WORD: row by row
  *     predict FOLDER --table        the table as C, for compiler/residual_table.c
  *     predict FOLDER --fit ARCH     constants of an architecture, fitted on rows for that
  *
  * Run from the top of the tree: clusters are read from examples/clusters.
  */
+#include "own.h"
 #include "residual.h"
-#include "rows.h"
 
 #include <dirent.h>
 
@@ -252,6 +253,28 @@ static void print_table(const Rows *rows)
     }
 }
 
+static const struct { const Manner *how; const char *symbol; } manners[] = {
+#define M(name) { &name, #name }
+    M(megatron), M(megatron_core), M(megatron_fp16), M(deepspeed), M(deepspeed_bf16),
+    M(deepspeed_zero3), M(fsdp), M(fsdp_fp32), M(titan), M(titan_compiled), M(alpa), M(terapipe),
+#undef M
+};
+enum { MANNERS = sizeof manners / sizeof *manners };
+
+/* Of most rows of a set that the table counts. */
+static const char *usual_manner(const Rows *rows, const char *set)
+{
+    int count[MANNERS] = { 0 }, most = 0;
+    for (int i = 0; i < rows->n; i++)
+        for (int j = 0; j < MANNERS; j++) {
+            const Row *r = &rows->at[i];
+            count[j] += r->set == set && !r->why_not && r->seen == SEEN_STEP && !r->trains &&
+                        r->how == manners[j].how;
+            most = count[j] > count[most] ? j : most;
+        }
+    return manners[most].symbol;
+}
+
 /* The table of compiler/residual_table.c: sets with rows that nothing was fitted on. */
 static void print_c(const Rows *rows)
 {
@@ -259,7 +282,7 @@ static void print_c(const Rows *rows)
     Words names = set_names(rows);
     int n = 0;
     printf("/* residual_table.c - written by `make predict-table`; see residual.h. */\n"
-           "#include \"residual.h\"\n\nconst Residual residuals[] = {\n");
+           "#include \"frame.h\"\n#include \"residual.h\"\n\nconst Residual residuals[] = {\n");
     for (int k = 0; k < names.n; k++) {
         Set s = set_of(rows, names.at[k]);
         double size = 0, devices = 0, count[3] = { 0 };
@@ -269,7 +292,7 @@ static void print_c(const Rows *rows)
             const Way *l = &r->layout;
             if (r->set != s.name || r->why_not || r->seen != SEEN_STEP || r->trains)
                 continue;
-            size += log(shape_parameters(&r->shape)) / s.rows;
+            size += log(dims_parameters(&r->shape)) / s.rows;
             devices += log(l->gpus) / s.rows;
             count[r->how->gpipe ? 2 : l->zero >= 3 && l->tp <= 1]++;
             arch = machine_of(r->machine)->arch;
@@ -277,8 +300,9 @@ static void print_c(const Rows *rows)
         if (s.rows < 4)             // TUNING: fewer say little
             continue;
         int most = count[2] > count[0] && count[2] > count[1] ? 2 : count[1] > count[0];
-        printf("    { \"%s\", \"%s\", %s,\n      %d, %.3f, %.3f, %.3g, %.3g },\n", s.name, arch,
-               family[most], s.rows, s.error, s.bias, exp(size), exp(devices));
+        printf("    { \"%s\", \"%s\", %s,\n      %d, %.3f, %.3f, %.3g, %.3g, &%s },\n", s.name,
+               arch, family[most], s.rows, s.error, s.bias, exp(size), exp(devices),
+               usual_manner(rows, s.name));
         n++;
     }
     printf("};\nconst int nresiduals = %d;\n", n);
@@ -296,6 +320,56 @@ static void print_rows(const Rows *rows, const char *word)
                r->shape.seq, l->tp, l->pp, l->vp, l->dp, l->zero, l->micro, l->batch,
                r->how->name, l->again, r->seen, r->measured, r->predicted,
                100 * (r->predicted / r->measured - 1));
+    }
+}
+
+/* TUNING: rows of a set that are planned; planning all takes longer than it tells. */
+enum { PLANNED = 60 };
+
+/* Every so many rows of a set, as a user would plan them. */
+static void print_own(const Rows *rows, const char *word)
+{
+    Words names = set_names(rows);
+    puts("\nthe same rows through `plan`: our own program in their layouts, and the page's line "
+         "`published`");
+    printf("%-44s %5s %8s %15s %10s %6s %6s\n", "set", "rows", "own/seen", "least, most",
+           "published", "error", "bias");
+    for (int k = 0; k < names.n; k++) {
+        double sum = 0, least = INFINITY, most = 0, off = 0, bias = 0;
+        int all = 0, seen = 0, n = 0, lines = 0;
+        for (int i = 0; i < rows->n; i++)
+            all += rows->at[i].set == names.at[k] && rows->at[i].seen == SEEN_STEP &&
+                   !rows->at[i].why_not;
+        for (int i = 0; i < rows->n; i++) {
+            const Row *r = &rows->at[i];
+            Own own;
+            if (r->set != names.at[k] || r->seen != SEEN_STEP || r->why_not ||
+                seen++ % ((all + PLANNED - 1) / PLANNED) != 0)
+                continue;
+            const char *why = own_step(r, &own);
+            if (*word && strstr(r->set, word))
+                printf("  line %d: %s\n", r->line, why ? why
+                       : str_fmt("%.5g s, own %.5g, published %.5g", r->measured, own.step_s,
+                                 own.published_s));
+            if (why)
+                continue;
+            double ratio = own.step_s / r->measured, theirs = own.published_s / r->measured - 1;
+            n++;
+            sum += ratio;
+            least = fmin(least, ratio);
+            most = fmax(most, ratio);
+            if (own.published_s > 0) {
+                lines++;
+                off += fabs(theirs);
+                bias += theirs;
+            }
+        }
+        if (n == 0)
+            continue;
+        printf("%-44s %5d %8.2f %8.2f, %5.2f", names.at[k], n, sum / n, least, most);
+        if (lines > 0)
+            printf(" %10d %5.1f%% %+5.1f%%", lines, 100 * off / lines, 100 * bias / lines);
+        putchar('\n');
     }
 }
 
@@ -470,7 +544,8 @@ int main(int argc, char **argv)
 {
     Rows rows = { 0 };
     if (argc < 2)
-        die(EXIT_USAGE, "usage: predict FOLDER [--rows WORD | --left-out | --table | --fit ARCH]");
+        die(EXIT_USAGE, "usage: predict FOLDER [--rows WORD | --left-out | --own [WORD] | "
+                        "--table | --fit ARCH]");
     read_folder(&rows, argv[1]);
     drop_repeated(&rows);
     const char *what = argc > 2 ? argv[2] : "", *word = argc > 3 ? argv[3] : "";
@@ -485,8 +560,11 @@ int main(int argc, char **argv)
         print_left_out(&rows);
     else if (strcmp(what, "--table") == 0)
         print_c(&rows);
+    else if (strcmp(what, "--own") == 0)
+        print_own(&rows, word);
     else {
         print_table(&rows);
+        print_own(&rows, "");
         print_reasons(&rows);
     }
     return 0;

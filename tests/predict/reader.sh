@@ -18,6 +18,11 @@ no peak: loss|"
 is "by reason" "$(sed -n 's/.*repeated.csv: //p' "$WORK/table")" \
     "the same run as line 3, ..: from lines 4.. 6.."
 is "out of memory is no fit" "$(grep -c ' 0/1$' "$WORK/table")" 1
+# one layout three times, planned; and the layout as its program runs it, which is what is priced
+priced=$(awk '$(NF-2) == 1 { print $(NF-1); exit }' "$WORK/rows")
+"$predict" tests/predict/made --own made > "$WORK/own"
+is "planned" "$(grep -c "line .: 1 s, own 0\.[0-9]*, published $priced\$" "$WORK/own")" 3
+is "in a table" "$(sed -n 's/^vtrain_ground_truth_made A100  *//p' "$WORK/own" | cut -d' ' -f1)" 3
 "$predict" "$WORK/none" > /dev/null 2> "$WORK/err"
 is "no folder" "$? $(grep -c 'cannot read' "$WORK/err")" "2 1"
 echo "$passed passed, $failed failed, 0 skipped"

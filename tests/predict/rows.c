@@ -161,7 +161,7 @@ static void read_slices(const char *notes, Row *r)
  * B s l h^2 (1 + s/6h + V/16lh), else 72 of (1 + s/6h + V/12lh): Narayanan et al. (SC 2021). */
 static double from_tflops(const Row *r, double tflops)
 {
-    const Shape *s = &r->shape;
+    const Dims *s = &r->shape;
     double again = r->layout.again == AGAIN_FULL, lh = s->layers * s->hidden;
     double flop = (again ? 96 : 72) * r->layout.batch * s->seq * lh * s->hidden *
                   (1 + s->seq / (6 * s->hidden) + s->vocab / ((again ? 16 : 12) * lh));
@@ -221,7 +221,7 @@ static double padded(double vocab, double tp)
 static const char *read_layout(Row *r, const Cells *c, const Source *s)
 {
     const char *notes = text(c, "notes");
-    Shape *m = &r->shape;
+    Dims *m = &r->shape;
     Way *l = &r->layout;
     m->layers = number(c, "layers");
     m->hidden = number(c, "hidden");

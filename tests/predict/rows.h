@@ -24,7 +24,7 @@ typedef struct {
     const char *sweep;              // rows of one work on one machine
     const char *why_not;            // NULL: shape, layout, how and machine are filled
     const char *config;             // equal for rows of one run
-    Shape shape;
+    Dims shape;
     Way layout;
     const Manner *how;
     const char *machine;            // file of examples/clusters

@@ -1,11 +1,13 @@
 /*
  * test_estimate.c - the closed step and memory of a layout: its parts add up, its bound is
- * below every variant, `plan` says the same, the simulation nearly the same, and memory is
- * near the block that is laid out.
+ * below every variant, `plan` says the same, the simulation nearly the same, so does the
+ * list of kernels that published runs are priced with, and memory is near the block that is
+ * laid out.
  */
 #include <criterion/criterion.h>
 
 #include "estimate.h"
+#include "frame.h"
 #include "grids.h"
 
 static Plan *plan_of(const char *file, const char *const *sets)
@@ -140,6 +142,41 @@ Test(estimate, near_the_simulation)
         cr_assert_float_eq(q->closed->step_s / q->sim.step_s, 1, 0.05, "layout %d: %g, simulated "
                            "%g", i, q->closed->step_s, q->sim.step_s);
         adds_up(q->closed);
+    }
+}
+
+/* GPT-3 on A100, our program as another list of kernels has it (frame.c). Where layers are
+ * computed again, a frame does all of it; ours leaves the last product out. */
+Test(estimate, agrees_with_the_frame)
+{
+    static const Manner own = { .name = "own", .fused = true, .rails = true, .overlap = true,
+                                .host = 5e-6, .grad = 4, .logit = 12, .update = 34 };
+    static const Way ways[] = {
+        { .tp = 8, .pp = 8, .vp = 1, .dp = 8, .micro = 1, .again = AGAIN_ATTENTION },
+        { .tp = 8, .pp = 16, .vp = 1, .dp = 4, .micro = 2, .again = AGAIN_NONE },
+        { .tp = 4, .pp = 16, .vp = 2, .dp = 8, .micro = 1, .again = AGAIN_ATTENTION },
+        { .tp = 8, .pp = 1, .vp = 1, .dp = 64, .zero = 3, .micro = 24, .again = AGAIN_NONE },
+        { .tp = 1, .pp = 1, .vp = 1, .dp = 512, .zero = 3, .micro = 3, .again = AGAIN_NONE },
+    };
+    static const int again[] = { [AGAIN_NONE] = RECOMPUTE_NONE,
+                                 [AGAIN_ATTENTION] = RECOMPUTE_ATTENTION };
+    const char *const sets[] = { "cluster.nodes=64", NULL };
+    const Dims d = { .layers = 96, .hidden = 12288, .heads = 96, .kv_heads = 96, .ffn = 49152,
+                     .seq = 2048, .vocab = 51200, .tied = true };
+    Plan *p = plan_of("tests/simulate/whole.tcube", sets);
+    Prices w = price_list(p);
+    for (int i = 0; i < 5; i++) {
+        Way l = ways[i];
+        Estimate out;
+        l.gpus = 512, l.batch = 1536, l.cp = 1, l.flash = true, l.sp = l.tp > 1;
+        Point a = { .data = (int)l.dp, .stages = (int)l.pp, .chunks = (int)l.vp, .x = 1,
+                    .y = (int)l.tp, .z = 1, .microbatch = (int64_t)l.micro, .nslices = 1,
+                    .schedule = SCHEDULE_1F1B, .recompute = again[l.again], .zero = l.zero };
+        cr_assert_eq(estimate_legal(estimator_new(p, false), &a), LEGAL);
+        estimate(estimator_new(p, false), &a, &out);
+        double other = frame_of(&w, &w, &d, &l, &own).step_s;
+        cr_assert_float_eq(out.step_s / other, 1, 0.04, "layout %d: %g, as a frame %g", i,
+                           out.step_s, other);
     }
 }
 

@@ -17,11 +17,12 @@
 
 /* TUNING: host, fitted on half of vTrain's single-node rows (deepspeed) and of MosaicML's
  * (fsdp); that of others whose modules are PyTorch's of 2021 is taken to be DeepSpeed's. */
-const Manner megatron = { .name = "megatron", .dropout = true, .rails = true, .host = 43e-6,
-    .sums = 0, .grad = 4, .logit = 44, .held = 8, .update = 34 };
+const Manner megatron = { .name = "megatron 2022", .sp = true, .dropout = true, .rails = true,
+    .host = 43e-6, .sums = 0, .grad = 4, .logit = 44, .held = 8, .update = 34 };
 /* 2023 on, fused by Transformer Engine; nothing at hand tests it */
-const Manner megatron_core = { .name = "megatron core", .fused = true, .rails = true,
-    .overlap = true, .host = 12e-6, .sums = 0, .grad = 4, .logit = 30, .held = 8, .update = 34 };
+const Manner megatron_core = { .name = "megatron core", .flash = true, .sp = true,
+    .fused = true, .rails = true, .overlap = true, .host = 12e-6, .sums = 0, .grad = 4,
+    .logit = 30, .held = 8, .update = 34 };
 /* before 2022: weight gradients are added in a kernel of their own */
 const Manner megatron_fp16 = { .name = "megatron 2021", .dropout = true, .rails = true,
     .host = 43e-6, .sums = 6, .grad = 2, .logit = 44, .held = 8, .update = 34 };
@@ -35,14 +36,15 @@ const Manner deepspeed_bf16 = { .name = "megatron-deepspeed bf16", .dropout = tr
 const Manner deepspeed_zero3 = { .name = "deepspeed ZeRO-3, 2021", .dropout = true,
     .overlap = true, .narrow = true, .host = 43e-6, .sums = 6, .grad = 2, .logit = 44, .held = 8,
     .update = 34 };
-const Manner fsdp = { .name = "fsdp", .overlap = true, .host = 20e-6, .sums = 4, .grad = 2,
-    .logit = 36, .held = 12, .update = 32 };
-const Manner fsdp_fp32 = { .name = "fsdp, fp32 sums", .overlap = true, .host = 20e-6,
-    .sums = 8, .grad = 4, .logit = 36, .held = 12, .update = 34 };
-const Manner titan = { .name = "torchtitan", .overlap = true, .host = 20e-6, .sums = 4,
-    .grad = 4, .logit = 36, .held = 12, .update = 34 };
-const Manner titan_compiled = { .name = "torchtitan, compiled", .overlap = true, .fused = true,
-    .host = 20e-6, .sums = 4, .grad = 4, .logit = 24, .held = 12, .update = 34 };
+const Manner fsdp = { .name = "fsdp", .flash = true, .overlap = true, .host = 20e-6,
+    .sums = 4, .grad = 2, .logit = 36, .held = 12, .update = 32 };
+const Manner fsdp_fp32 = { .name = "fsdp, fp32 sums", .flash = true, .overlap = true,
+    .host = 20e-6, .sums = 8, .grad = 4, .logit = 36, .held = 12, .update = 34 };
+const Manner titan = { .name = "torchtitan", .flash = true, .sp = true, .overlap = true,
+    .host = 20e-6, .sums = 4, .grad = 4, .logit = 36, .held = 12, .update = 34 };
+const Manner titan_compiled = { .name = "torchtitan, compiled", .flash = true, .sp = true,
+    .overlap = true, .fused = true, .host = 20e-6, .sums = 4, .grad = 4, .logit = 24,
+    .held = 12, .update = 34 };
 const Manner alpa = { .name = "alpa", .fused = true, .whole = true, .sums = 0, .grad = 2,
     .logit = 24, .held = 8, .update = 34 };
 const Manner terapipe = { .name = "terapipe", .stack = true, .broadcast = true, .gpipe = true,
@@ -53,7 +55,7 @@ typedef struct { double device, kernels, wire; } Work;
 
 typedef struct {
     const Prices *w, *w8;
-    const Shape *s;
+    const Dims *s;
     const Way *l;
     const Manner *how;
     Group tp, dp;
@@ -108,7 +110,7 @@ static double seconds(const Build *b, Work k)
 /* (query, key) pairs of all heads that a rank has. */
 static Work attention(const Build *b, bool back)
 {
-    const Shape *s = b->s;
+    const Dims *s = b->s;
     double hd = s->hidden / s->heads, heads = s->heads / b->l->tp * b->sequences;
     double q = b->length / b->l->cp, keys = b->context + b->length;
     Work k = { 0 };
@@ -138,7 +140,7 @@ static double qkv(const Build *b)
 
 static Work layer_forward(const Build *b)
 {
-    const Shape *s = b->s;
+    const Dims *s = b->s;
     double h = s->hidden, t = b->l->tp, f = s->ffn / t, N = b->N, wide = b->how->fused ? 0.7 : 1;
     Work k = attention(b, false);
     bytes(b, &k, wide * b->rows * h * 8, 2);                    // normalisations
@@ -157,7 +159,7 @@ static Work layer_forward(const Build *b)
 
 static Work layer_backward(const Build *b)
 {
-    const Shape *s = b->s;
+    const Dims *s = b->s;
     double h = s->hidden, t = b->l->tp, f = s->ffn / t, N = b->N, wide = b->how->fused ? 0.7 : 1;
     double up = s->gated ? 2 * f : f, matrices = h * (qkv(b) + h / t + up + f);
     Work k = attention(b, true);
@@ -219,12 +221,12 @@ static Work head(const Build *b, bool back)
 
 static double layer_parameters(const Build *b)
 {
-    const Shape *s = b->s;
+    const Dims *s = b->s;
     double up = s->gated ? 3 : 2;
     return s->hidden * (qkv(b) * b->l->tp + s->hidden + up * s->ffn) / b->l->tp + 13 * s->hidden;
 }
 
-double shape_parameters(const Shape *s)
+double dims_parameters(const Dims *s)
 {
     double attention = s->hidden * s->hidden * (2 + 2 * s->kv_heads / s->heads);
     return s->layers * (attention + (s->gated ? 3 : 2) * s->hidden * s->ffn) +
@@ -234,7 +236,7 @@ double shape_parameters(const Shape *s)
 /* Bytes of one layer kept for the backward pass of one microbatch. */
 static double layer_kept(const Build *b)
 {
-    const Shape *s = b->s;
+    const Dims *s = b->s;
     const Way *l = b->l;
     double t = l->tp, h = s->hidden, sp = l->sp ? t : 1, dropout = b->how->dropout;
     double whole = b->N * h, pairs = s->heads / t * b->sequences * b->length * b->length;
@@ -249,7 +251,7 @@ static double layer_kept(const Build *b)
 
 static void memory(const Build *b, const Way *l, double of_layers, double micros, Frame *out)
 {
-    const Shape *s = b->s;
+    const Dims *s = b->s;
     const Manner *how = b->how;
     double table = s->vocab / l->tp * s->hidden, per = layer_parameters(b);
     double shard = l->zero >= 3 ? l->dp : 1, moments = l->zero >= 1 ? l->dp : 1;
@@ -363,7 +365,7 @@ static void layer_times(const Build *b, double *forward, double *backward)
         sharded(b, layer_parameters(b), forward, backward);
 }
 
-static double most_layers(const Way *l, const Shape *s) { return ceil(s->layers / l->pp); }
+static double most_layers(const Way *l, const Dims *s) { return ceil(s->layers / l->pp); }
 
 static double pipelined(Build *b, const Mesh *m, Frame *out)
 {
@@ -435,7 +437,7 @@ static double best_slices(Build *b, const Mesh *m)
     return best;
 }
 
-Frame frame_of(const Prices *w, const Prices *w8, const Shape *s, const Way *l,
+Frame frame_of(const Prices *w, const Prices *w8, const Dims *s, const Way *l,
                const Manner *how)
 {
     Mesh m = mesh_of(l, how);

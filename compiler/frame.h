@@ -1,6 +1,7 @@
 /*
- * frame.h - what other frameworks' programs do in a step, priced by compiler/price.h: the
- * way from a published row to a time and a peak that can be compared with it.
+ * frame.h - what other frameworks' programs do in a step, priced by price.h: the way from a
+ * published run to a time and a peak that can be compared with it (tests/predict), and from a
+ * plan to what such a program would take in its layout (residual.h).
  *
  * The programs differ from ours in what they store, fuse and overlap; a Manner says how.
  * Products, kernels, collectives and transfers cost the same as in our own plans.
@@ -14,7 +15,7 @@ typedef struct {
     double layers, hidden, heads, kv_heads, ffn, seq, vocab;
     bool gated;                     // a third matrix in the MLP, rope, no biases (Llama)
     bool tied;                      // the head is the embedding
-} Shape;
+} Dims;
 
 typedef enum { AGAIN_NONE, AGAIN_HALF, AGAIN_ATTENTION, AGAIN_FULL } Again;
 
@@ -30,8 +31,9 @@ typedef struct {
     const double *slice; int nslice;    // their lengths, where they are not uniform
 } Way;
 
-typedef struct {
+typedef struct Manner {
     const char *name;
+    bool flash, sp;                 // as a rule; sp: where not everything is computed again
     bool dropout;
     bool stack;                     // layers alone: no embedding, head and loss
     bool fused;                     // row operators are compiled into few kernels
@@ -57,9 +59,9 @@ typedef struct {
     double static_bytes, activation_bytes, peak_bytes;
 } Frame;
 
-double shape_parameters(const Shape *s);
+double dims_parameters(const Dims *s);
 /* w: prices of 16-bit numbers; w8: the same with the matrix rate of 8 bits. */
-Frame frame_of(const Prices *w, const Prices *w8, const Shape *s, const Way *l,
+Frame frame_of(const Prices *w, const Prices *w8, const Dims *s, const Way *l,
                const Manner *how);
 
 #endif
