@@ -101,7 +101,7 @@ static bool way_of(const Plan *p, const Residual *r, Dims *d, Way *l)
     const Manner *how = r->how;
     const Choices *is = &p->is;
     bool full = is->recompute == RECOMPUTE_FULL;
-    if (r->family != family_of(is) || how->gpipe || is->z > 1 ||
+    if (r->family != family_of(is) || how->gpipe || is->z > 1 || (is->y > 1 && is->zero >= 3) ||
         (is->x > 1 && (is->y > 1 || is->microbatch % is->x)) ||
         (full && is->recompute_turns < p->layers) ||
         (is->precision != PREC_BF16 && is->precision != PREC_FP16))

@@ -20,6 +20,7 @@ planned wide gpt3-175b dgx-a100-128 $gpt plan.cube=[1,8,1] train.precision=fp32
 llama="cluster.nodes=1 train.precision=bf16 train.batch=64 train.sequence=2048 plan.microbatch=8"
 planned fsdp llama dgx-a100-128 $llama plan.data=1 plan.cube=[8,1,1]
 planned zero llama dgx-a100-128 $llama plan.data=8 plan.cube=[1,1,1] plan.zero=3 plan.microbatch=1
+planned both llama dgx-a100-128 $llama plan.data=2 plan.cube=[1,4,1] plan.zero=3
 planned other llama dgx-h100-128 $llama plan.data=1 plan.cube=[1,4,1] plan.pipeline=2
 python3 - > facts 2>&1 <<'PY'
 import json
@@ -32,7 +33,7 @@ assert program.startswith("megatron") and "scores stored" in program, program
 assert "whole rows" in program and "rows cut" in of("some")[2], program
 assert of("some")[1] < theirs
 assert of("slices")[1] == theirs and "whole sequences" in of("slices")[2], of("slices")
-for name in ("cube", "part", "wide", "other"):
+for name in ("cube", "part", "wide", "both", "other"):
     assert of(name)[1:] == (None, None), (name, of(name))
 fsdp, zero = of("fsdp"), of("zero")
 assert fsdp[2].startswith("fsdp: fused attention") and fsdp[1] == zero[1], (fsdp, zero)
