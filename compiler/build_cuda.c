@@ -32,7 +32,7 @@ void nvcc_absent(const Compile *c)
         die(EXIT_WORLD, "could not run NVCC=%s", named);
     die(EXIT_WORLD, "there is no nvcc here (PATH, CUDA_HOME, /usr/local/cuda; set NVCC to name "
         "it).\nhint: teracube emit %s --target cuda -o DIR writes the program; make -C DIR "
-        "builds it where nvcc is", file);
+        "builds it where nvcc is", shell_word(file));
 }
 
 bool nvcc_knows(const char *nvcc, const char *arch)
@@ -50,7 +50,7 @@ static const char *known_archs(const char *nvcc)
     const char *const argv[] = { nvcc, "--list-gpu-code", NULL };
     Text said = { 0 }, list = { 0 };
     if (child_run(argv, NULL, &said) != 0)
-        return "only nvcc can tell";
+        return "none that it names: is it nvcc?";
     for (const char *s = strstr(said.at, "sm_"); s; s = strstr(s + 1, "sm_"))
         if (atoi(s + 3) >= CUDA_ARCH_LEAST)
             text_add(&list, "%s%.*s", list.n ? " " : "", (int)strcspn(s, " \n"), s);
@@ -60,7 +60,9 @@ static const char *known_archs(const char *nvcc)
 bool arch_check(const Compile *c, const char *nvcc, const char *arch)
 {
     const char *why = NULL;
-    if (strncmp(arch, "sm_", 3) != 0 || strspn(arch + 3, "0123456789") == 0)
+    size_t digits = strncmp(arch, "sm_", 3) == 0 ? strspn(arch + 3, "0123456789") : 0;
+    const char *rest = digits ? arch + 3 + digits : "";     // "a", "f": of this GPU alone
+    if (digits == 0 || digits > 6 || (*rest && strcmp(rest, "a") != 0 && strcmp(rest, "f") != 0))
         why = str_fmt("the CUDA target is for GPUs: `%s` is no arch like sm_90", arch);
     else if (atoi(arch + 3) < CUDA_ARCH_LEAST)
         why = str_fmt("the CUDA target needs sm_%d or later, not %s", CUDA_ARCH_LEAST, arch);

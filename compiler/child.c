@@ -102,6 +102,20 @@ void temporary_remove(void)
         nftw(temporary, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
+const char *shell_word(const char *s)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "_./-+=,:@%";
+    Text t = { 0 };
+    if (*s && s[strspn(s, plain)] == 0)
+        return s;
+    text_add(&t, "'");
+    for (; *s; s++)
+        text_add(&t, *s == '\'' ? "'\\''" : "%c", *s);
+    text_add(&t, "'");
+    return t.at;
+}
+
 const char *temporary_folder(void)
 {
     const char *tmp = getenv("TMPDIR");

@@ -17,6 +17,9 @@ int child_run(const char *const *argv, const char *dir, Text *said);
 /* The program's path in PATH, or its own where it has a slash; NULL: there is none. */
 const char *child_find(const char *name);
 
+/* A word as sh reads it: in quotes where it needs them. */
+const char *shell_word(const char *s);
+
 /* A folder of its own in $TMPDIR, gone with everything in it when the process ends. */
 const char *temporary_folder(void);
 void temporary_remove(void);        // now: another program takes this process's place

@@ -66,14 +66,28 @@ static int32_t columns_index(Emit *m, Columns c, Axes axis)
 
 /* ---- kernels --------------------------------------------------------------------- */
 
+const char *emit_name(const char *s)
+{
+    enum { MOST = 100 };
+    char buf[MOST + 2];
+    size_t n = 0;
+    for (; *s && n < MOST; s++) {
+        if (n == 0 && isdigit((unsigned char)*s))
+            buf[n++] = 'n';
+        if (isalnum((unsigned char)*s))
+            buf[n++] = *s;
+        else if (n > 0 && buf[n - 1] != '_')
+            buf[n++] = '_';
+    }
+    while (n > 0 && buf[n - 1] == '_')
+        n--;
+    return n ? str_of(buf, n) : "unnamed";
+}
+
+/* Ends in what no name of a library does: `memset` would take the place of C's. */
 static const char *symbol(Emit *m, const char *name, const char *tail)
 {
-    char buf[160];
-    size_t n = 0;
-    for (const char *s = name; *s && n < 120; s++)
-        buf[n++] = isalnum((unsigned char)*s) ? *s : '_';
-    buf[n] = 0;
-    const char *base = str_fmt("%s%s", buf, tail), *unique = base;
+    const char *base = str_fmt("%s%s", emit_name(name), tail), *unique = base;
     for (int k = 2; map_get(m->names, unique) >= 0; k++)
         unique = str_fmt("%s_%d", base, k);
     map_put(m->names, unique, 1);
@@ -99,7 +113,7 @@ static int32_t kernel(Emit *m, KernelSpec s, const char *name, const char *tail,
     int at = map_get(m->keys, s.key);
     if (at >= 0)
         return at;
-    s.name = symbol(m, name, tail);
+    s.name = symbol(m, name, str_fmt("%s_%s", tail, s.kind == K_ROWS ? "rows" : "kernel"));
     vec_add(&m->all->specs, s);
     map_put(m->keys, s.key, m->all->specs.n - 1);
     return m->all->specs.n - 1;

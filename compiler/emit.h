@@ -34,6 +34,10 @@ Emitted *emit_program(const Plan *p);
 /* The model_hash of its programs and their logs, whatever the layout. Needs graph. */
 uint64_t emitted_model_hash(const Plan *p);
 
+/* A name of the model as an identifier of C: letters and digits, all else, however much, an
+ * underscore between them. Two names may become one. */
+const char *emit_name(const char *name);
+
 /* The tables as rt_run takes them, one program per stage, owned by `perm`; `kernels` in the
  * order of specs. */
 const RtProgram *emitted_program(const Emitted *e, const RtKernelFn *kernels);

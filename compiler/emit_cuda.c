@@ -17,7 +17,6 @@
  * Two turns are equal when their text is: the code grows with the number of distinct
  * operators, not with layers, ranks or microbatches.
  */
-#include <ctype.h>
 #include <errno.h>
 #include <sys/stat.h>
 
@@ -32,6 +31,7 @@ typedef VEC(int64_t) Numbers;
 /* Steps of one turn: a function, and the offsets that it gets. */
 typedef struct { int text; Numbers at; } Run;
 typedef struct { const char *name, *body; int nrefs; } RunText;
+typedef struct { int stage, step; } Made;   // the first step that asks for a kernel
 
 typedef struct {
     const Plan *p;                  // of the stage at hand
@@ -46,6 +46,7 @@ typedef struct {
     Map *bodies; VEC(const char *) functions;   // functions and tables by their text
     Numbers refs;                   // of the piece being written
     bool *called;                   // by kernel: a row program that is called
+    Made *made;                     // by kernel
     int *aligned;                   // by kernel: elements its operands are aligned to
     CudaRows *how;                  // by kernel
     Numbers groups;                 // of all stages: axes, rep, stages
@@ -143,13 +144,6 @@ static void gemm(Cuda *m, Text *t, const RtStep *s)
              at(m, &s->c), s->c.ld, s->m, s->n, s->k, again(s));
 }
 
-/* Kernels end in _rows, turns in what is done: no name of the model is that of the other, a
- * word of the language, or something in templates/cuda. */
-static const char *row_name(const KernelSpec *k)
-{
-    return str_fmt("%s%s_rows", isdigit((unsigned char)*k->name) ? "n" : "", k->name);
-}
-
 static void rows_kernel(Cuda *m, Text *t, const RtStep *s, const KernelSpec *k)
 {
     const CudaRows *how = &m->how[s->kernel];
@@ -160,7 +154,7 @@ static void rows_kernel(Cuda *m, Text *t, const RtStep *s, const KernelSpec *k)
     int per = how->block / how->group;
     const char *blocks = sums ? "TERACUBE_WORKERS"
         : str_fmt("blocks(c, %" PRId64 ", %d)", s->items * p->parts, per);
-    text_add(t, "    %s<<<%s, %d, 0, c->compute>>>(\n", row_name(k), blocks, how->block);
+    text_add(t, "    %s<<<%s, %d, 0, c->compute>>>(\n", k->name, blocks, how->block);
     for (int i = 0; i < s->nargs; i++)
         text_add(t, "        %s,\n", at(m, &s->arg[i]));
     text_add(t, "        %" PRId64, s->items);
@@ -315,6 +309,22 @@ static void plain(Cuda *m, Text *t, const RtStep *s)
     }
 }
 
+/* Text of the user's in a comment: it may not end it, nor look like the start of another. */
+static const char *quoted(const char *s)
+{
+    Text t = { 0 };
+    const char *c = s;
+    while (*c && (unsigned char)*c >= ' ')
+        c++;
+    if (*c == 0 && !strstr(s, "*/") && !strstr(s, "/*"))
+        return s;
+    for (char before = 0; *s; before = *s++) {
+        bool ends = (before == '*' && *s == '/') || (before == '/' && *s == '*');
+        text_add(&t, "%s%c", ends ? " " : "", (unsigned char)*s < ' ' ? '?' : *s);
+    }
+    return t.n ? t.at : "";
+}
+
 /* The comment above a step: its name, the model's line, sizes, and why it is there. */
 static void comment(Cuda *m, Text *t, const RtStep *s, int i)
 {
@@ -322,7 +332,7 @@ static void comment(Cuda *m, Text *t, const RtStep *s, int i)
     const char *name = print_turnless(name_of(m, s->name), print_turn(m->p, n));
     if (s->kind == RT_SEND || s->kind == RT_RECV)       // without the stage's number
         name = str_of(name, strcspn(name, ":"));
-    text_add(t, "\n    /* %s  (%s)", name, name_of(m, s->source));
+    text_add(t, "\n    /* %s  (%s)", quoted(name), quoted(name_of(m, s->source)));
     for (int j = 0; j < n->nout && j < 1; j++) {
         const Value *v = &m->p->values.at[n->out[j]];
         text_add(t, "  [%" PRId64 ", %" PRId64 "]", v->rows, v->cols);
@@ -332,7 +342,8 @@ static void comment(Cuda *m, Text *t, const RtStep *s, int i)
             text_add(t, " columns by %s", axes_word(v->layout.cols, v->layout.rep));
     }
     if (s->reason >= 0)
-        text_add(t, "\n       %s", print_turnless(name_of(m, s->reason), print_turn(m->p, n)));
+        text_add(t, "\n       %s",
+                 quoted(print_turnless(name_of(m, s->reason), print_turn(m->p, n))));
     text_add(t, " */\n");
 }
 
@@ -446,19 +457,8 @@ static int step(Cuda *m, Text *t, int i)
 
 static const char *unique(Cuda *m, const char *base, const char *tail)
 {
-    char buf[100];
-    size_t n = 0;
-    if (isdigit((unsigned char)*base))
-        buf[n++] = 'n';
-    for (const char *s = base; *s && *s != ':' && n < 80; s++)
-        if (isalnum((unsigned char)*s))
-            buf[n++] = *s;
-        else if (n > 0 && buf[n - 1] != '_')
-            buf[n++] = '_';
-    while (n > 0 && buf[n - 1] == '_')
-        n--;
-    buf[n] = 0;
-    const char *stem = str_fmt("%s%s", n ? buf : "steps", tail), *name = stem;
+    const char *stem = str_fmt("%s%s", emit_name(str_of(base, strcspn(base, ":"))), tail);
+    const char *name = stem;
     for (int k = 2; map_get(m->names, name) >= 0; k++)
         name = str_fmt("%s_%d", stem, k);
     map_put(m->names, name, 1);
@@ -608,11 +608,17 @@ static void find_alignment(Cuda *m)
     for (int i = 0; i < m->e->specs.n; i++)
         m->aligned[i] = 8;
     m->called = NEWN(bool, m->e->specs.n + 1);
+    m->made = NEWN(Made, m->e->specs.n + 1);
+    for (int i = 0; i < m->e->specs.n; i++)
+        m->made[i].stage = NONE;
     for (int r = 0; r < m->e->nstages; r++)
         for (int i = 0; i < m->e->stage[r].steps.n; i++) {
             const RtStep *s = &m->e->stage[r].steps.at[i];
-            if (s->kind != RT_KERNEL || m->e->specs.at[s->kernel].kind != K_ROWS ||
-                (i > 0 && m->ends[r][i - 1].end != END_NONE))
+            if (s->kind != RT_KERNEL || m->e->specs.at[s->kernel].kind != K_ROWS)
+                continue;
+            if (m->made[s->kernel].stage == NONE)
+                m->made[s->kernel] = (Made){ r, i };
+            if (i > 0 && m->ends[r][i - 1].end != END_NONE)
                 continue;
             m->called[s->kernel] = true;
             for (int j = 0; j < s->nargs; j++) {
@@ -624,6 +630,25 @@ static void find_alignment(Cuda *m)
         }
 }
 
+/* A row program, below what it is of and with its arguments' names. */
+static void row_kernel(Cuda *m, int i)
+{
+    const KernelSpec *k = &m->e->specs.at[i];
+    const Made *at = &m->made[i];
+    const StageTables *s = &m->e->stage[at->stage];
+    const RtStep *step = &s->steps.at[at->step];
+    const Plan *p = plan_stage(m->p, at->stage);
+    int turn = print_turn(p, &p->insts.at[at->step]);
+    const char **what = NEWN(const char *, k->rows->nargs);
+    for (int a = 0; a < k->rows->nargs; a++)
+        what[a] = quoted(print_turnless(print_value_name(p, k->rows->arg[a].value), turn));
+    text_add(&m->kernels, "/* %s%s  (%s) */\n",
+             quoted(print_turnless(s->text.at + step->name, turn)),
+             p->insts.at[at->step].phase == PHASE_BACKWARD ? ", backward" : "",
+             quoted(s->text.at + step->source));
+    cuda_rows(&m->kernels, k->rows, k->name, what, m->how[i]);
+}
+
 static void row_kernels(Cuda *m)
 {
     bool is_double = m->e->stage[0].head.real_bytes == 8;
@@ -633,7 +658,7 @@ static void row_kernels(Cuda *m)
         if (!m->called[i])
             continue;
         m->how[i] = cuda_rows_how(k->rows, is_double, m->aligned[i]);
-        cuda_rows(&m->kernels, k->rows, row_name(k), m->how[i]);
+        row_kernel(m, i);
     }
 }
 
@@ -694,9 +719,12 @@ static void main_text(const Cuda *m, const StageNames *names, Text *t)
 {
     text_add(t, "/* Groups of ranks: axes, ranks of y in a copy, stages. */\n"
              "static const GroupKey groups[] = {\n");
-    for (int i = 0; i < m->groups.n; i += 3)
-        text_add(t, "    { %" PRId64 ", %" PRId64 ", UINT64_C(%" PRIu64 ") },\n",
-                 m->groups.at[i], m->groups.at[i + 1], (uint64_t)m->groups.at[i + 2]);
+    for (int i = 0; i < m->groups.n; i += 3) {
+        const int64_t *g = &m->groups.at[i];
+        const char *key = str_fmt("{ %" PRId64 ", %" PRId64 ", UINT64_C(%" PRIu64 ") },", g[0],
+                                  g[1], (uint64_t)g[2]);
+        text_add(t, "    %-30s // %d: over %s\n", key, i / 3, axes_word((Axes)g[0], (int)g[1]));
+    }
     text_add(t, "    { 0, 0, 0 }\n};\n\nstatic const StageProgram stages[] = {\n");
     for (int r = 0; r < m->e->nstages; r++)
         text_add(t, "    { passes_%d, tiles_%d, boxes_%d },\n", names[r].pass, names[r].tiles,
@@ -710,12 +738,13 @@ static void main_text(const Cuda *m, const StageNames *names, Text *t)
              m->scratch);
     for (int i = 0; i < STREAMS; i++)
         text_add(t, "%s%" PRId64, i ? ", " : " ", m->sum[i]);
-    text_add(t, " }\n};\n\n"
+    text_add(t, " }\n};\n\n}                           // model\n\n"
              "extern \"C\" const char _binary_program_tables_start[];\n"
              "extern \"C\" const char _binary_program_tables_end[];\n\n"
              "int main(int argc, char **argv)\n{\n"
-             "    return teracube_main<&program>(_binary_program_tables_start,\n"
-             "                                   _binary_program_tables_end, argc, argv);\n}\n");
+             "    return teracube_main<&model::program>(_binary_program_tables_start,\n"
+             "                                          _binary_program_tables_end, argc, argv);\n"
+             "}\n");
 }
 
 void cuda_program(const Plan *p, const Emitted *e, Ending *const *ends, Text *out)
@@ -733,16 +762,19 @@ void cuda_program(const Plan *p, const Emitted *e, Ending *const *ends, Text *ou
     const char *stored = p->is.precision == PREC_FP64 ? "double" : "float";
     text_add(out, "/*\n * program.cu - %s: %s\n *\n"
              " * Made by teracube from the plan in plan.txt. Each function below is a turn of the "
-             "model or\n * what stands between turns; `o` are byte offsets into the rank's block. "
-             "Edit, then make.\n */\n#define TERACUBE_WORKERS %d\ntypedef %s real;\n"
-             "#include \"teracube.cuh\"\n\n", p->model_name, plan_line(p), p->is.workers, stored);
-    text_add(out, "/* ---- row programs ---- */\n\n");
+             "model or\n * what stands between turns; `o` are byte offsets into the rank's block, "
+             "and numbers of events\n * where a stream marks one or follows it. teracube.cuh has "
+             "what is called here. Edit, then make.\n */\n#define TERACUBE_WORKERS %d\n"
+             "typedef %s real;\n#include \"teracube.cuh\"\n\n", p->model_name, plan_line(p), p->is.workers, stored);
+    text_add(out, "namespace model {           // its names hide those of teracube.cuh\n\n"
+             "/* ---- row programs ---- */\n\n");
     text_bytes(out, m.kernels.at, m.kernels.n);
     text_add(out, "/* ---- turns ---- */\n\n");
     text_bytes(out, m.pieces.at, m.pieces.n);
     text_add(out, "/* ---- passes ---- */\n\n");
     text_bytes(out, m.passes.at, m.passes.n);
-    text_add(out, "/* ---- the stages' functions, by RtPass.func of the step table ---- */\n\n");
+    text_add(out, "/* ---- the stages' functions, by RtPass.func of the step table; row orders "
+             "that meet in\n * attention, and kinds of all-to-alls (teracube.cuh) ---- */\n\n");
     text_bytes(out, tables.at, tables.n);
     main_text(&m, names, out);
     out->at[out->n] = 0;

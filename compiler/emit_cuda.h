@@ -18,8 +18,10 @@ typedef struct { bool is_double; int group, block, vec, each; } CudaRows;
 bool     cuda_rows_wide(const RowProg *p, int arg);
 /* `aligned_to`: elements to which every operand's first one is aligned. */
 CudaRows cuda_rows_how(const RowProg *p, bool is_double, int aligned_to);
-/* Appends one __global__ function. Column sums: a row of scratch for each block. */
-void     cuda_rows(Text *out, const RowProg *p, const char *symbol, CudaRows how);
+/* Appends one __global__ function; `what`: the name of each argument, for who reads it. Column
+ * sums: a row of scratch for each block. */
+void     cuda_rows(Text *out, const RowProg *p, const char *symbol, const char *const *what,
+                   CudaRows how);
 
 /* How cuBLASLt ends a product, so that the row program behind it is not called. */
 typedef enum { END_NONE, END_BIAS, END_GELU } EndKind;

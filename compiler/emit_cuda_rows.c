@@ -102,6 +102,8 @@ static const char *real(const Rows *r) { return r->how.is_double ? "double" : "f
 
 static const char *constant(const Rows *r, double c)
 {
+    if (!r->how.is_double)
+        c = (float)c;                       // what is too large or too small, nvcc warns of
     if (isinf(c))
         return c > 0 ? "INFINITY" : "-INFINITY";
     const char *digits = str_fmt(r->how.is_double ? "%.17g" : "%.9g", c);
@@ -125,6 +127,13 @@ static const char *pow_text(const Rows *r, const RowNode *n, const char *a)
     if (n->c == floor(n->c) && fabs(n->c) <= 8)
         return str_fmt("op_power<%d>(%s)", (int)n->c, a);
     return str_fmt("op_pow(%s, %s)", a, constant(r, n->c));
+}
+
+/* Where the item begins in a matrix of rows of `ld`, its parts `part` apart. */
+static const char *item_at(const Rows *r, int64_t ld, int64_t part)
+{
+    const char *row = ld == 1 ? "row" : str_fmt("row * %" PRId64, ld);
+    return r->p->parts > 1 ? str_fmt("%s + part * %" PRId64, row, part) : row;
 }
 
 /* From a part's column to the row's. */
@@ -167,8 +176,11 @@ static void scalar_text(Rows *r, int i)
     const RowNode *n = &r->p->node[i];
     const RowArg *a = &r->p->arg[n->arg];
     if (n->kind == R_LOADPART)
-        put(r, "        const %s v%d = widen(a%d[row * %" PRId64 " + part * %" PRId64 "]);\n",
-            real(r), i, n->arg, a->ld, a->stride);
+        put(r, "        const %s v%d = widen(a%d[%s]);\n", real(r), i, n->arg,
+            item_at(r, a->ld, a->stride));
+    else if (n->kind == R_LOAD && r->p->parts == 1)
+        put(r, "        const %s v%d = widen(a%d[%s]);\n", real(r), i, n->arg,
+            item_at(r, a->ld, 0));
     else if (n->kind == R_LOAD)
         put(r, "        const %s v%d = widen(a%d[row * %" PRId64 " + part * %" PRId64 " / %" PRId64
             " * %" PRId64 "]);\n", real(r), i, n->arg, a->ld, r->pw, a->per, a->stride);
@@ -199,8 +211,7 @@ static const char *where(const Rows *r, const RowArg *a, int arg)
         return str_fmt("a%d + part * %" PRId64 " + c", arg, r->pw);
     if (a->is_vector)
         return str_fmt("a%d + c", arg);
-    return str_fmt("a%d + row * %" PRId64 " + part * %" PRId64 " + c", arg, a->ld,
-                   r->p->parts > 1 ? r->pw : 0);
+    return str_fmt("a%d + %s + c", arg, item_at(r, a->ld, r->pw));
 }
 
 /* Before the loop over the chunk's elements: t<i>[V] or v<i>[e ..]. */
@@ -218,9 +229,9 @@ static void load_chunk(Rows *r, int i)
         return;
     }
     const char *at = wraps
-        ? str_fmt("(part * %" PRId64 " + c + j) %% %" PRId64, r->pw, a->length)
-        : str_fmt("row * %" PRId64 " + (part * %" PRId64 " + c + j) / %" PRId64 " * %" PRId64,
-                  a->ld, r->pw, a->per > 1 ? a->per : 1, a->stride);
+        ? str_fmt("(%sc + j) %% %" PRId64, part_offset(r), a->length)
+        : str_fmt("row * %" PRId64 " + (%sc + j) / %" PRId64 " * %" PRId64, a->ld,
+                  part_offset(r), a->per > 1 ? a->per : 1, a->stride);
     put(r, "#pragma unroll\n            for (int j = 0; j < V; j++)\n"
         "                (%s)[j] = widen(a%d[%s]);\n", to, n->arg, at);
 }
@@ -311,8 +322,8 @@ static void store_chunk(Rows *r, int i)
         put(r, "            row_store<V>(%s, s%d);\n", where(r, a, n->arg), i);
     else
         put(r, "#pragma unroll\n            for (int j = 0; j < V; j++)\n"
-            "                narrow_store(a%d + row * %" PRId64 " + (part * %" PRId64
-            " + c + j) * %" PRId64 ", s%d[j]);\n", n->arg, a->ld, r->pw, a->stride, i);
+            "                narrow_store(a%d + row * %" PRId64 " + (%sc + j) * %" PRId64
+            ", s%d[j]);\n", n->arg, a->ld, part_offset(r), a->stride, i);
 }
 
 /* May a thread keep its columns' sums over all items? Else they go to memory at once. */
@@ -427,8 +438,8 @@ static void phase(Rows *r, int p)
         const RowNode *n = &r->p->node[i];
         const RowArg *a = &r->p->arg[n->arg];
         if (n->kind == R_STOREPART && r->level[i] == p)
-            put(r, "        if (lane == 0)\n            narrow_store(a%d + row * %" PRId64
-                " + part * %" PRId64 ", %s);\n", n->arg, a->ld, a->stride, name(r, n->a));
+            put(r, "        if (lane == 0)\n            narrow_store(a%d + %s, %s);\n", n->arg,
+                item_at(r, a->ld, a->stride), name(r, n->a));
     }
 }
 
@@ -439,11 +450,13 @@ static const char *storage(const Rows *r, const RowArg *a)
     return a->bf16 ? "__nv_bfloat16" : real(r);
 }
 
-static void parameters(Rows *r)
+static void parameters(Rows *r, const char *const *what)
 {
     for (int i = 0; i < r->p->nargs; i++) {
         const RowArg *a = &r->p->arg[i];
-        put(r, "%s%s *__restrict__ a%d,\n    ", a->is_out ? "" : "const ", storage(r, a), i);
+        const char *type = str_fmt("%s%s *__restrict__ a%d,", a->is_out ? "" : "const ",
+                                   storage(r, a), i);
+        put(r, "%-40s  // %s\n    ", type, what[i]);
     }
     put(r, "int64_t rows");
     if (r->p->needs_colmap)
@@ -521,7 +534,8 @@ CudaRows cuda_rows_how(const RowProg *p, bool is_double, int aligned_to)
     return h;
 }
 
-void cuda_rows(Text *out, const RowProg *p, const char *symbol, CudaRows how)
+void cuda_rows(Text *out, const RowProg *p, const char *symbol, const char *const *what,
+               CudaRows how)
 {
     Rows r = { .p = p, .out = out, .how = how, .pw = p->width / p->parts, .E = how.each };
     RowLevels levels = row_levels(p);
@@ -540,7 +554,7 @@ void cuda_rows(Text *out, const RowProg *p, const char *symbol, CudaRows how)
     // With a least number of blocks the compiler does not spill for the sake of more of them.
     put(&r, "__global__ void __launch_bounds__(%d, %d) %s(\n    ", how.block,
         how.is_double || how.block > BLOCK ? 1 : 2, symbol);
-    parameters(&r);
+    parameters(&r, what);
     put(&r, ")\n{\n    constexpr int G = %d, V = %d;       // threads of an item, neighbours\n"
         "    const int lane = threadIdx.x %% G;\n"
         "    const int64_t group = (int64_t)blockIdx.x * (blockDim.x / G) + threadIdx.x / G;\n"
@@ -548,9 +562,12 @@ void cuda_rows(Text *out, const RowProg *p, const char *symbol, CudaRows how)
     if (r.nred)
         put(&r, "    __shared__ %s scratch[32];\n", real(&r));
     column_sums(&r, false);
-    put(&r, "    for (int64_t item = group; item < rows * %d; item += groups) {\n"
-        "        const int64_t row = item / %d, part = item %% %d;\n        (void)part;\n",
-        p->parts, p->parts, p->parts);
+    if (p->parts == 1)
+        put(&r, "    for (int64_t row = group; row < rows; row += groups) {\n");
+    else
+        put(&r, "    for (int64_t item = group; item < rows * %d; item += groups) {\n"
+            "        const int64_t row = item / %d, part = item %% %d;\n", p->parts, p->parts,
+            p->parts);
     for (int i = 0; i < p->nnodes; i++)
         if (!r.scalar[i] && keeps(&r, i) && r.kept[i] != NONE)
             put(&r, "        %s v%d[%d];\n", real(&r), i, r.E);

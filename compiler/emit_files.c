@@ -46,6 +46,21 @@ void folder_make(const char *dir)
         die(EXIT_WORLD, "could not make %s: there is a file of that name", dir);
 }
 
+/* Files of the user's are not written over: a folder that emit has made has tables. */
+static void folder_is_ours(const char *dir)
+{
+    static const char *const ours[] = {
+        "program.cu", "Makefile", "launch.sh", "launch.sbatch", "launch.c", "launch.h", "plan.txt",
+        "plan.json"
+    };
+    if (access(str_fmt("%s/program.tables", dir), F_OK) == 0)
+        return;
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
+        if (access(str_fmt("%s/%s", dir, ours[i]), F_OK) == 0)
+            die(EXIT_WORLD, "%s holds a %s that is not of an emitted program; name another folder",
+                dir, ours[i]);
+}
+
 typedef struct { const void *at; size_t n; } Bytes;
 
 static void tables_of(const StageTables *s, Bytes part[RT_TABLES])
@@ -100,6 +115,15 @@ const char *source_folder(void)
     return str_fmt("%s/../..", own);
 }
 
+/* A path as make reads it. */
+static const char *make_word(const char *s)
+{
+    Text t = { 0 };
+    for (; *s; s++)
+        text_add(&t, "%s%c", *s == '$' ? "$" : *s == '#' ? "\\" : "", *s);
+    return t.at;
+}
+
 static void write_makefile(const char *dir, const Compile *c)
 {
     const char *own = own_folder(), *slash = strrchr(own, '/');
@@ -115,16 +139,17 @@ static void write_makefile(const char *dir, const Compile *c)
              "# where teracube was built: its runtime library, headers and kernels\n"
              "TERACUBE ?= %s\n"
              "NVCC     ?= $(CUDA)/bin/nvcc\n"
-             "FLAGS    := " CUDA_FLAGS " -arch=$(ARCH) -I$(TERACUBE)/templates/cuda "
-             "-I$(TERACUBE)/runtime\n\n"
+             "FLAGS    := " CUDA_FLAGS " -arch=$(ARCH) -I\"$(TERACUBE)/templates/cuda\" "
+             "-I\"$(TERACUBE)/runtime\"\n\n"
              "program: program.cu tables.o launch.o\n"
              "\t$(NVCC) $(FLAGS) $(CHECKS) -o $@ program.cu tables.o launch.o "
-             "$(TERACUBE)/%s%s/libteracube_rt.a " CUDA_LIBRARIES "\n\n"
+             "\"$(TERACUBE)/%s%s/libteracube_rt.a\" " CUDA_LIBRARIES "\n\n"
              "tables.o: program.tables\n"
              "\tld -r -b binary -z noexecstack -o $@ program.tables\n\n"
              "launch.o: launch.c launch.h\n"
              "\t$(CC) -std=c11 -D_GNU_SOURCE= -O2 -Wall -c -o $@ launch.c\n\n"
-             "clean:\n\trm -f program tables.o launch.o\n\n.PHONY: clean\n", arch, top, sub, slash ? slash + 1 : own);
+             "clean:\n\trm -f program tables.o launch.o\n\n.PHONY: clean\n", arch,
+             make_word(top), sub, slash ? slash + 1 : own);
     write_text(dir, "Makefile", t.at, t.n);
 }
 
@@ -162,8 +187,9 @@ int cuda_folder(Compile *c, const char *dir)
     Text program = { 0 };
     cuda_program(c->plan, e, cuda_endings(c->plan, e), &program);
     folder_make(dir);
+    folder_is_ours(dir);
+    write_tables(dir, e);                       // first: then what stands there is ours
     write_text(dir, "program.cu", program.at, program.n);
-    write_tables(dir, e);
     write_makefile(dir, c);
     emit_launch(dir, c);
     write_plan(dir, c->plan);
@@ -182,6 +208,6 @@ int command_emit(Compile *c)
     int status = cuda_folder(c, c->o->output);
     if (status == EXIT_FINE && !c->o->quiet)
         printf("%s: program.cu and what it needs; make -C %s builds it\n", c->o->output,
-               c->o->output);
+               shell_word(c->o->output));
     return status;
 }

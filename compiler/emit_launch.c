@@ -13,7 +13,7 @@ enum { USUAL_NODE = 8 };            // GPUs of a node, where no cluster is named
 
 static const char shell_text[] =
     "#!/bin/sh\n"
-    "# Starts the program: %d processes, each a rank with a GPU of its own.\n"
+    "# Starts the program: %s.\n"
     "#\n"
     "#   ./launch.sh [OPTION]...                      on this machine\n"
     "#   HOSTS=a:%d,b:%d ./launch.sh [OPTION]...        on several, by Open MPI's mpirun\n"
@@ -23,6 +23,7 @@ static const char shell_text[] =
     "program=$(dirname \"$0\")/program\n"
     "ranks=%d\n"
     "port=${PORT:-$((20000 + $$ %% 10000))}\n\n"
+    "[ -x \"$program\" ] || { echo \"$0: there is no $program; make builds it\" >&2; exit 4; }\n\n"
     "if [ -n \"$HOSTS\" ]; then          # fills one host after another, as the plan has them\n"
     "    exec mpirun -np \"$ranks\" --host \"$HOSTS\" --map-by slot --bind-to none \\\n"
     "        \"$program\" --root \"${HOSTS%%%%[:,]*}:$port\" \"$@\"\n"
@@ -45,7 +46,7 @@ static const char shell_text[] =
 
 static const char batch_text[] =
     "#!/bin/bash\n"
-    "# Starts the program under Slurm: %d processes, each a rank with a GPU of its own.\n"
+    "# Starts the program under Slurm: %s.\n"
     "#\n"
     "#   sbatch launch.sbatch [OPTION]...            in this folder\n"
     "#\n"
@@ -87,9 +88,11 @@ void emit_launch(const char *dir, const Compile *c)
         node = (int)g->cluster.per_node.v;
     node = node < ranks ? node : ranks;
     int nodes = (ranks + node - 1) / node;
+    const char *all = ranks == 1 ? "one process with one GPU"
+                    : str_fmt("%d processes, each a rank with a GPU of its own", ranks);
     Text shell = { 0 }, batch = { 0 };
-    text_add(&shell, shell_text, ranks, node, node, ranks);
-    text_add(&batch, batch_text, ranks, c->plan->model_name, nodes, ranks, node, node);
+    text_add(&shell, shell_text, all, node, node, ranks);
+    text_add(&batch, batch_text, all, c->plan->model_name, nodes, ranks, node, node);
     write_text(dir, "launch.sh", shell.at, shell.n);
     write_text(dir, "launch.sbatch", batch.at, batch.n);
     chmod(str_fmt("%s/launch.sh", dir), 0755);

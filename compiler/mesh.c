@@ -373,7 +373,7 @@ const MeshSizes *mesh_sizes(const Plan *p)
         for (int j = 1; o->kind == OP_LINEAR && j < o->nin; j++) {
             const Param *w = &p->params.at[p->tensors.at[o->in[j]].param];
             int64_t out = o->transposed ? w->rows : w->width;
-            add_linear(s, p->tensors.at[o->in[0]].width, out == p->vocab ? 0 : out);
+            add_linear(s, p->tensors.at[o->in[0]].width, out == p->vocab && out > 1 ? 0 : out);
         }
     }
     return s;

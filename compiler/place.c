@@ -543,7 +543,8 @@ void place_columns(Part *q)
             follow(&c, &c.links.at[i]);
     }
     for (int t = 0; t < c.n; t++)
-        if (q->spot[t].pad > c.width[t] && q->spot[t].cols.n == 1)
+        if (q->spot[t].pad > c.width[t] && q->spot[t].cols.n == 1 &&
+            (t >= p->tensors.n || c.width[t] > 1))          // a number for each row is not split
             q->spot[t].cols.seg[0].width = q->spot[t].pad;
     int before = diag_errors();
     for (int i = 0; i < p->nforward && diag_errors() < before + 8; i++) {

@@ -147,6 +147,9 @@ int command_build(Compile *c)
     struct stat st;
     if (stat(c->o->output, &st) == 0 && !S_ISREG(st.st_mode))
         die(EXIT_WORLD, "could not write %s: it is no regular file", c->o->output);
+    const char *slash = strrchr(c->o->output, '/');
+    if (access(slash ? str_of(c->o->output, (size_t)(slash - c->o->output) + 1) : ".", W_OK) != 0)
+        die(EXIT_WORLD, "could not write %s: %s", c->o->output, strerror(errno));
     if (!training_is_complete(c))
         return EXIT_INPUT;
     if (strcmp(target, "cuda") == 0)

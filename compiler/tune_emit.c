@@ -30,17 +30,6 @@ static void write_text(const char *path, const Text *t, mode_t mode)
     chmod(path, mode);
 }
 
-/* 'text', for sh. */
-static const char *quoted(const char *s)
-{
-    Text t = { 0 };
-    text_add(&t, "'");
-    for (; *s; s++)
-        text_add(&t, *s == '\'' ? "'\\''" : "%c", *s);
-    text_add(&t, "'");
-    return str_of(t.at, t.n);
-}
-
 /* The files of the command line by their full names: programs start in folders of their own. */
 static Inputs from_anywhere(const Inputs *in)
 {
@@ -94,14 +83,14 @@ static void write_cpu(const char *dir, const Inputs *in)
              "TERACUBE ?= %s/teracube\n\nprogram:\n\t$(TERACUBE) build --target cpu -q",
              own_folder());
     for (int i = 0; i < in->nfiles; i++)
-        text_add(&t, " \\\n\t  %s", quoted(in->files[i]));
+        text_add(&t, " \\\n\t  %s", shell_word(in->files[i]));
     if (in->plan)
-        text_add(&t, " \\\n\t  --plan %s", quoted(in->plan));
+        text_add(&t, " \\\n\t  --plan %s", shell_word(in->plan));
     if (in->cluster)
-        text_add(&t, " \\\n\t  --cluster %s", quoted(in->cluster));
+        text_add(&t, " \\\n\t  --cluster %s", shell_word(in->cluster));
     for (int i = 0; i < in->nsets; i++)
         if (strncmp(in->sets[i], "cluster.", 8))
-            text_add(&t, " \\\n\t  --set %s", quoted(in->sets[i]));
+            text_add(&t, " \\\n\t  --set %s", shell_word(in->sets[i]));
     text_add(&t, " \\\n\t  -o $@\n\nclean:\n\trm -f program\n\n.PHONY: clean\n");
     write_text(str_fmt("%s/Makefile", dir), &t, 0644);
     text_add(&l, "#!/bin/sh\n# Starts the program: a thread for each rank.\n"
@@ -184,7 +173,7 @@ static void write_script(const Compile *c, const TunePage *page, int n, const ch
     for (int i = 0; i < c->o->in.nfiles; i++)
         text_add(&t, " %s", c->o->in.files[i]);
     for (int i = 0; i < c->o->in.nsets; i++)
-        text_add(&t, " --set %s", quoted(c->o->in.sets[i]));
+        text_add(&t, " --set %s", shell_word(c->o->in.sets[i]));
     text_add(&t, " --results %s\n"
              "# ranks them by what was measured.\n"
              "cd \"$(dirname \"$0\")\" || exit 4\n"

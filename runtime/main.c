@@ -216,6 +216,8 @@ static int train(Rt *rt)
         status = rt_processes_agree(rt, NULL);
     rt_save_forget(rt);
     RT_TRY(status);
+    if (rt_processes(rt))
+        RT_TRY(rt_same_run(rt));
     if (rt->options->device)
         RT_TRY(rt_devices_meet(rt));
     rt_log_head(rt);

@@ -45,7 +45,7 @@ enum {
     SLEEP_NS = 2000 * 1000,     // with bells: MPI may want to be called though nobody rang
     EAGER = 4000,               // bytes that certainly need one call on each side
     RINGS = 3,                  // for larger ones: request, answer, data
-    TAG_HELLO = 1, TAG_AGREE,
+    TAG_SHARE = 1, TAG_AGREE,
     ERROR_TEXT = 512,           // above MPI_MAX_ERROR_STRING
 };
 static const double STILL_S = 1;        // SIGTERM ends a rank whose peers stood still so long
@@ -461,6 +461,18 @@ static void read_line(const char *path, char *out, size_t room)
         close(fd);
 }
 
+int rt_mpi_share(Rt *rt, const void *mine, void *all, size_t bytes)
+{
+    const RtMpi *m = rt->mpi;
+    for (int i = 0; i < m->size; i++)
+        if (i != m->rank) {
+            RT_TRY(rt_mpi_recv(rt, (char *)all + bytes * (size_t)i, (int64_t)bytes, i, TAG_SHARE));
+            RT_TRY(rt_mpi_send(rt, mine, (int64_t)bytes, i, TAG_SHARE, -1));
+        }
+    memmove((char *)all + bytes * (size_t)m->rank, mine, bytes);
+    return rt_mpi_wait(rt, NULL, -1, "the start");
+}
+
 static int greet(Rt *rt, RtMpi *m)
 {
     Hello *me = &m->hello[m->rank];
@@ -479,12 +491,7 @@ static int greet(Rt *rt, RtMpi *m)
         while (me->first_cpu < CPU_SETSIZE - 1 && !CPU_ISSET(me->first_cpu, &cpus))
             me->first_cpu++;
     }
-    for (int i = 0; i < m->size; i++)
-        if (i != m->rank) {
-            RT_TRY(rt_mpi_recv(rt, &m->hello[i], sizeof *me, i, TAG_HELLO));
-            RT_TRY(rt_mpi_send(rt, me, sizeof *me, i, TAG_HELLO, -1));
-        }
-    return rt_mpi_wait(rt, NULL, -1, "the start");
+    return rt_mpi_share(rt, me, m->hello, sizeof *me);
 }
 
 /* ---- joining ------------------------------------------------------------- */

@@ -442,6 +442,10 @@ int  rt_mail_kind(const RtPass *pass);
 int  rt_send(RtWorker *w, int stage, const void *src, int64_t bytes);
 int  rt_recv(RtWorker *w, int stage, void *dst, int64_t bytes);
 
+/* ---- agree.c ------------------------------------------------------------- */
+
+int  rt_same_run(Rt *rt);               // an error, where processes have other settings
+
 /* ---- processes.c, comm_mpi.c --------------------------------------------- */
 
 bool rt_launched(void);                 // by mpirun or the like
@@ -451,6 +455,7 @@ void rt_mpi_place_fault(Rt *rt);
 bool rt_mpi_tells(Rt *rt);              // is it this process that tells the error?
 void rt_mpi_leave(Rt *rt);
 int  rt_mpi_agree(Rt *rt, RtRank *r);
+int  rt_mpi_share(Rt *rt, const void *mine, void *all, size_t bytes);      // all by rank
 void rt_mpi_watch(Rt *rt);
 const char *rt_mpi_host(const Rt *rt, int i);
 double rt_mpi_clock(const Rt *rt, int rank, double started_s);

@@ -39,7 +39,7 @@ for arch in ${ARCH:-sm_80 sm_90 sm_100}; do
     END {
         for (i = 1; i <= n; i++) {
             k = order[i]; name = k; ratio = ""
-            sub(/^_Z[0-9]+/, "", name)
+            sub(/^_ZN?(5model)?[0-9]+/, "", name)
             for (m in moved)
                 if (index(name, m) == 1) ratio = moved[m]
             printf "%-52s %9d %7d %7d %4d %9d %9d %11s\n", substr(name, 1, 52), regs[k], spill[k],

@@ -23,7 +23,7 @@ kernel != "" && /a[0-9]+( \+ |\[)row \* / && !/if \(lane == 0\)|part \* [0-9]+\]
     match($0, /a[0-9]+( \+ |\[)row \*/)
     a = substr($0, RSTART, RLENGTH)
     sub(/[^a0-9].*/, "", a)
-    if (/row_load|row_store|\(part \*/)
+    if (/row_load|row_store|\+ j\)/)
         times[a]++
 }
 /^}/ { if (kernel != "") finish() }

@@ -54,8 +54,19 @@ rm tmp/*
 fails 1 'needs sm_80 or later, not sm_70 [device-arch]' \
     "$t" emit "$M" $D sm_70.tcube --target cuda -o gen
 fails 2 '`gpu` is no arch like sm_90'       "$t" emit "$M" $D --target cuda -o gen --arch gpu
+fails 2 'is no arch like sm_90'     "$t" emit "$M" $D --target cuda -o gen --arch 'sm_90;touch x'
+fails 2 'bin/false does not know sm_90; there are none that it names'  env NVCC=/bin/false $B
 none gen
+mkdir own; echo mine > own/Makefile
+fails 4 'own holds a Makefile that is not of an emitted program' \
+    "$t" emit "$M" $D --target cuda -o own
+is 'which stays' "$(ls own; cat own/Makefile)" = "Makefile
+mine"
+works "$t" emit "$M" $D --target cuda -o "of one's own"
+is 'the command to copy' "$(sed 's/.*; //' out)" = "make -C 'of one'\''s own' builds it"
+fails 4 "there is no of one's own/program; make builds it" "of one's own/launch.sh"
 works env NVCC=/none "$t" emit "$M" $D --target cuda -o gen
+works "$t" emit "$M" $D --target cuda -o gen
 is 'emit needs no nvcc' -s gen/Makefile -a -s gen/program.cu
 lacks() { # MESSAGE OF NVCC
     { echo '#!/bin/sh'; echo 'case "$*" in *--dryrun*) exit 0 ;; esac'
@@ -71,7 +82,7 @@ lacks 'program.cu(7): error: identifier x is undefined'
 fails 4 'program.cu(7): error: identifier x|could not compile program.cu (status 1)' \
     env NVCC=bin/broken $B
 fails 4 'could not write .: it is no regular file'  "$t" build "$M" $D --target cuda -o .
-fails 4 'could not link no/exe'                     "$t" build "$M" $D --target cuda -o no/exe
+fails 4 'could not write no/exe: No such file'      "$t" build "$M" $D --target cuda -o no/exe
 fails 4 'could not make a folder in /none'          env TMPDIR=/none $B
 none exe exe.new.*
 rm -f compiles links

@@ -27,6 +27,7 @@ parallel="examples/parallel.tcube --set model.vocab=256 --set model.hidden=48 --
     --set model.heads=4 --set model.rotary=4 --set train.format=bytes"
 single="tests/grids/single.tcube --set model.vocab=256"
 both="tests/grids/both.tcube --set model.vocab=256"
+names="tests/grids/names.tcube"
 
 fails() { failed=$((failed + 1)); echo "FAIL $1"; }
 
@@ -134,6 +135,7 @@ few() {
     one slices fp64 "$tiny" plan.pipeline=3 plan.microbatch=2 "plan.slices=[12,8,4]" \
         plan.recompute=full
     one boxes fp64 "$single" plan.cube=[2,2,2]
+    one names fp64 "$names" plan.pipeline=3 plan.microbatch=2
     one exchange fp64 "$both" plan.cube=[1,2,3] plan.attention=exchange train.batch=6
     one cube@one fp64 "$tiny" plan.cube=[2,2,1] plan.pipeline=2 plan.microbatch=2
     one exchange-bf16 bf16 "$tiny" plan.cube=[2,2,1] plan.attention=exchange

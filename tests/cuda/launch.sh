@@ -50,7 +50,7 @@ as() {
     esac
 }
 # start BY 'RANKS' ARGUMENT...: those ranks; their outputs in out.R, err.R. $die, $hang: rank and
-# count of operations
+# count of operations; $other: rank and an option that it alone has
 start() {
     how=$1 ranks=$2 pids=''; shift 2
     rm -f out.* err.*
@@ -58,7 +58,8 @@ start() {
     for rank in $ranks; do
         case $die in "$rank "*) export CUDASIM_DIE="${die#* }" ;; *) unset CUDASIM_DIE ;; esac
         case $hang in "$rank "*) export CUDASIM_HANG="${hang#* }" ;; *) unset CUDASIM_HANG ;; esac
-        as $how $rank timeout 60 "$P" "$@" > out.$rank 2> err.$rank &
+        case $other in "$rank "*) mine=${other#* } ;; *) mine='' ;; esac
+        as $how $rank timeout 60 "$P" "$@" $mine > out.$rank 2> err.$rank &
         pids="$pids $!"
     done
     unset CUDASIM_DIE CUDASIM_HANG
@@ -214,6 +215,15 @@ tells '4 4 4 4' 'ranks 0 and 1 share data but not a node: the launcher placed ra
 RT_PLACEMENT=any; export RT_PLACEMENT
 goes cyclic 'RT_PLACEMENT=any' --steps 1
 unset RT_PLACEMENT
+head -c 500 d.txt > short.txt
+for option in steps=3 train.lr=0.5 train.seed=7 train.data=short.txt; do
+    case $option in train.*) other="2 --set $option" ;; *) other="2 --$option" ;; esac
+    start torchrun "$all" -q
+    option=${option#train.}
+    case $option in data=*) option='tokens of data=' ;; esac
+    tells '2 2 2 2' "rank 2 has ${option%%=*} .*, rank 0 .*; all ranks are started with the same"
+done
+other=''
 CUDASIM_DEVICES=0; export CUDASIM_DEVICES
 start torchrun "$all" -q
 tells '4 4 4 4' 'there is no GPU on '

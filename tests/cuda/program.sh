@@ -32,6 +32,7 @@ data="--set train.data=/usr/share/common-licenses/GPL-3 --set train.format=bytes
 bf16="--set train.precision=bf16 $data"
 one char sm_90 examples/char.tcube $bf16 --set plan.cube=[1,2,1]
 if [ -n "$ALL" ]; then
+    one names sm_90 tests/grids/names.tcube $bf16 --set plan.pipeline=3
     for arch in sm_80 sm_90 sm_100; do
         for f in examples/[!g]*.tcube examples/gpt2.tcube; do one "$f" $arch "$f" $bf16; done
         for f in examples/cube/[!lm]*.tcube; do one "$f" $arch "$f" $bf16; done

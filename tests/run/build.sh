@@ -20,6 +20,13 @@ done
 works ./exe --help
 is 'help names the options' "$(grep -cE '^  --(steps|load|save|log|trace|set)' out)" = 6
 
+# Names that are also those of C's library: kernels do not take their place.
+works "$t" build "$top/tests/grids/names.tcube" --set train.data=d.txt --target cpu -o named
+works ./named --steps 2 -q --log l.exe
+works "$t" run "$top/tests/grids/names.tcube" --set train.data=d.txt --steps 2 -q --log l.run
+figures l.run loss > run.loss; figures l.exe loss > exe.loss
+same 'losses with such names' run.loss exe.loss
+
 # What can be set, against `run` with the same settings.
 tr 0123456789 9876543210 < d.txt > e.txt
 for set in seed=9 steps=3 clip=0.5 clip=no order=shuffle 'optimizer=adamw(lr=1e-3,beta2=0.9)' \

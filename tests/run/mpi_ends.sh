@@ -41,6 +41,12 @@ start -q --steps 1000000 --save w
 kill -KILL "$(cat pid.2)"
 ends 'a killed rank' 137 "^exe: error: rank 2 is gone; rank [013] $doing"
 
+# Options of its own.
+OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 60 mpirun --oversubscribe \
+    -np 3 ./exe -q --steps 2 : -np 1 ./exe -q --steps 2 --set train.lr=0.25 > out 2> told
+is "a rank with another lr: status $?" $? = 2
+is 'and it is named' "$(grep -c '^exe: error: rank 3 has lr 0.25, rank 0 lr ' told)" = 1
+
 RT_TIMEOUT=2; export RT_TIMEOUT
 start -q --steps 1000000 --save w
 kill -STOP "$(cat pid.1)"
