@@ -203,7 +203,8 @@ int command_emit(Compile *c)
     if (c->o->output == NULL)
         die(EXIT_USAGE, "emit needs -o DIR");
     const char *arch = cuda_arch(c);
-    if (arch && (c->o->arch || arch_is_gpu(arch)) && !arch_check(c, NULL, arch))
+    bool cores = arch && !c->o->arch && strcmp(arch, "cpu") == 0;   // a program for other machines
+    if (arch && !cores && !arch_check(c, NULL, arch))
         return EXIT_INPUT;
     int status = cuda_folder(c, c->o->output);
     if (status == EXIT_FINE && !c->o->quiet)

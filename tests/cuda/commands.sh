@@ -37,7 +37,7 @@ cluster='cluster c { nodes = 1; node = 1 * d; link = 9 GB/s, 1 us; network = 9 G
 device() { echo "device d { memory = 8 GB; matrix = 9 TFLOP/s; vector = 9 TFLOP/s;
     bandwidth = 1 TB/s; arch = $1 } $cluster"; }
 B="$t build $M $D --target cuda -o exe"
-for arch in sm_91 sm_70 cpu; do device $arch > $arch.tcube; done
+for arch in sm_91 sm_70 cpu hopper; do device $arch > $arch.tcube; done
 fails 1 'sm_91.tcube:2:32: error:|does not know sm_91 [device-arch]|there are sm_80 sm_90 sm_100' \
     $B sm_91.tcube
 fails 1 'needs sm_80 or later, not sm_70 [device-arch]'     $B sm_70.tcube
@@ -53,6 +53,8 @@ fi
 rm tmp/*
 fails 1 'needs sm_80 or later, not sm_70 [device-arch]' \
     "$t" emit "$M" $D sm_70.tcube --target cuda -o gen
+fails 1 '`hopper` is no arch like sm_90 [device-arch]' \
+    "$t" emit "$M" $D hopper.tcube --target cuda -o gen
 fails 2 '`gpu` is no arch like sm_90'       "$t" emit "$M" $D --target cuda -o gen --arch gpu
 fails 2 'is no arch like sm_90'     "$t" emit "$M" $D --target cuda -o gen --arch 'sm_90;touch x'
 fails 2 'bin/false does not know sm_90; there are none that it names'  env NVCC=/bin/false $B
