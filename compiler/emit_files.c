@@ -46,14 +46,16 @@ void folder_make(const char *dir)
         die(EXIT_WORLD, "could not make %s: there is a file of that name", dir);
 }
 
-/* Files of the user's are not written over: a folder that emit has made has tables. */
+/* Files of the user's are not written over: a folder of emit's has tables, one that `tune --emit`
+ * is about to fill has settings. */
 static void folder_is_ours(const char *dir)
 {
     static const char *const ours[] = {
         "program.cu", "Makefile", "launch.sh", "launch.sbatch", "launch.c", "launch.h", "plan.txt",
         "plan.json"
     };
-    if (access(str_fmt("%s/program.tables", dir), F_OK) == 0)
+    if (access(str_fmt("%s/program.tables", dir), F_OK) == 0 ||
+        access(str_fmt("%s/settings", dir), F_OK) == 0)
         return;
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
         if (access(str_fmt("%s/%s", dir, ours[i]), F_OK) == 0)
