@@ -176,6 +176,7 @@ typedef struct {
 typedef struct {
     const char *const *files; int nfiles;       // named on the command line
     const char *const *sets;  int nsets;        // "KEY=VALUE" of --set, in order
+    const char *more; int from;                 // sets from `from` on are of `more`; NULL: of --set
     const char *plan, *cluster;                 // --plan, --cluster, or NULL
     bool many_plans;        // tune, diff: --plan may be a list "a,b", or missing for all
     bool no_profiles;       // profile: files of measured rates are not read

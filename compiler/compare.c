@@ -84,7 +84,7 @@ static Laps find_laps(const Measured *m)
         l->begin = e->begin < l->begin ? e->begin : l->begin;
         l->end = e->begin + e->seconds > l->end ? e->begin + e->seconds : l->end;
     }
-    qsort(laps.at, (size_t)laps.n, sizeof *laps.at, by_number);
+    vec_sort(laps, by_number);
     for (int i = 0; i < laps.n; i++) {
         bool follows = i + 1 < laps.n && laps.at[i + 1].step == laps.at[i].step + 1;
         laps.at[i].wall = (follows ? laps.at[i + 1].begin : laps.at[i].end) - laps.at[i].begin;
@@ -123,7 +123,7 @@ static void find_step(Comparison *c)
     for (int i = 0; i < c->m->events.n; i++)
         if (c->m->events.at[i].step == l.step)
             vec_add(&c->events, c->m->events.at[i]);
-    qsort(c->events.at, (size_t)c->events.n, sizeof *c->events.at, by_rank_and_time);
+    vec_sort(c->events, by_rank_and_time);
 }
 
 static double middle_of_log(const Measured *m, double *least, double *most)
@@ -466,7 +466,7 @@ static void print_terms(const Comparison *c, Lines *terms, const char *title, FI
     double sum[2] = { 0 };
     if (terms->n == 0)
         return;
-    qsort(terms->at, (size_t)terms->n, sizeof *terms->at, by_difference);
+    vec_sort(*terms, by_difference);
     for (int i = 0; i < 6; i++)
         table_cell(&t, "%s", head[i]);
     for (int i = 0; i <= terms->n; i++) {
@@ -586,7 +586,7 @@ static void print_all(Comparison *c, FILE *f)
 
 static void json_terms(Json *j, const char *name, Lines *terms)
 {
-    qsort(terms->at, (size_t)terms->n, sizeof *terms->at, by_difference);
+    vec_sort(*terms, by_difference);
     json_begin(j, name, '[');
     for (int i = 0; i < terms->n; i++) {
         const Line *t = &terms->at[i];

@@ -938,7 +938,8 @@ Config *config_read(Ast *ast, const Inputs *in)
     c->ast = ast;
     c->train = train_defaults();
     for (int i = 0; i < in->nsets; i++)
-        apply_setting(c, in->sets[i], &plan, &cluster);
+        apply_setting(c, in->more && i >= in->from ? in->more : "--set", in->sets[i], &plan,
+                      &cluster);
     check_choice(ast, &plan);
     check_choice(ast, &cluster);
     read_all(c, &plan, &cluster, in->no_profiles);

@@ -73,6 +73,7 @@ void unknown_key(const Kind *kind, Loc loc, const char *name);
 Choice make_choice(const char *kind, const char *chosen, bool many);
 bool is_chosen(const Choice *c, const char *name);
 void check_choice(const Ast *ast, const Choice *c);
-void apply_setting(Config *c, const char *text, const Choice *plan, const Choice *cluster);
+void apply_setting(Config *c, const char *option, const char *text, const Choice *plan,
+                   const Choice *cluster);
 
 #endif

@@ -244,7 +244,7 @@ static void print_network(Pairs *all, const Side side[2], FILE *f)
     Table t = { .align = "lrrrrrrrrr" };
     Text same = { 0 };
     int changed = 0, nsame = 0;
-    qsort(all->at, (size_t)all->n, sizeof *all->at, by_seconds);
+    vec_sort(*all, by_seconds);
     for (int i = 0; i < 10; i++)
         table_cell(&t, "%s", head[i]);
     for (int i = 0; i < all->n; i++) {

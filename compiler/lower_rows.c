@@ -570,7 +570,7 @@ void lower_cluster(Part *q, int c)
     RowGroup *g = &q->clusters.at[c];
     if (!has_roots(q, g))
         return;
-    qsort(g->ops.at, (size_t)g->ops.n, sizeof *g->ops.at, by_number);
+    vec_sort(g->ops, by_number);
     demand_operands(q, c);
     static int depth;
     Phase phase = q->phase;

@@ -149,7 +149,7 @@ static int64_t place(Items *e)
 {
     Slots slots = { 0 };
     int64_t top = 0;
-    qsort(e->at, (size_t)e->n, sizeof *e->at, by_size);
+    vec_sort(*e, by_size);
     for (int i = 0; i < e->n; i++) {
         Item *b = &e->at[i];
         b->at = lowest_gap(&slots, b);

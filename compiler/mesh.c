@@ -269,7 +269,8 @@ static void check_devices(const Plan *p)
     int64_t want = (int64_t)is->data * is->stages * is->x * is->y * is->z;
     if (have == want)
         return;
-    Loc at = c->plan.cube_loc.end ? c->plan.cube_loc : c->plan.loc;
+    Loc at = c->plan.cube_loc.end ? c->plan.cube_loc : c->plan.loc.end ? c->plan.loc
+                                                                       : c->cluster.loc;
     diag_error(at, "devices-match", "the plan uses %s (data %d, pipeline %d, "
                "cube [%d, %d, %d]), the cluster has %" PRId64, plural(want, "device"), is->data,
                is->stages,
@@ -288,7 +289,8 @@ static void check_devices(const Plan *p)
     else if (cubes)
         diag_hint("cube = %s fits", cubes);
     else
-        diag_hint("data * pipeline * x * y * z must be %" PRId64, have);
+        diag_hint("data * pipeline * x * y * z must be %" PRId64 "; `teracube tune` looks for what "
+                  "fits", have);
 }
 
 /* ---- choices ------------------------------------------------------------------- */

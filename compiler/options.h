@@ -58,7 +58,6 @@ int command_emit(Compile *c);       // emit_files.c
 int command_diff(Compile *c);       // diff.c
 int command_compare(Compile *c);    // compare.c
 int command_tune(Compile *c);       // tune_run.c
-int tune_why_not(Compile *c);       // tune_why.c
 int tune_explain(Compile *c);       // plan --explain tune
 int command_profile(Compile *c);    // profile.c
 

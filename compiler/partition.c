@@ -166,9 +166,9 @@ static void report_memory(const Plan *p, const char *change)
     else if (!piped && s->keep.v && strcmp(s->keep.v, "none") != 0)
         diag_hint("most of it is %s; write keep = none", buf_class_word[worst]);
     else
-        diag_hint("most of it is %s; about %" PRId64 " devices with as much memory hold it",
-                  buf_class_word[worst], (p->block_bytes * plan_ranks(p) + p->is.room_bytes - 1) /
-                  (p->is.room_bytes > 0 ? p->is.room_bytes : 1));
+        diag_hint("most of it is %s; about %.0f devices with as much memory hold it",
+                  buf_class_word[worst], ceil((double)p->block_bytes * plan_ranks(p) /
+                  (double)(p->is.room_bytes > 0 ? p->is.room_bytes : 1)));
 }
 
 /* Widths and parts alone, on the forward graph: to report them beside other errors. */

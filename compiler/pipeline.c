@@ -630,7 +630,7 @@ static void choose_feed(Pipeline *q)
             bug("pipeline: no slices at all");
         return;
     }
-    qsort(q->feeds.at, (size_t)q->feeds.n, sizeof *q->feeds.at, by_formula);
+    vec_sort(q->feeds, by_formula);
     if (q->feeds.n > SIMULATED && !shares_cores(q))
         q->feeds.n = SIMULATED;
     for (int i = 0; i < q->feeds.n; i++) {
@@ -639,7 +639,7 @@ static void choose_feed(Pipeline *q)
         build(q, f, false);
         f->step_s = q->sim.step_s;
     }
-    qsort(q->feeds.at, (size_t)q->feeds.n, sizeof *q->feeds.at, by_step);
+    vec_sort(q->feeds, by_step);
 }
 
 /* ---- figures -------------------------------------------------------------------------- */

@@ -37,7 +37,7 @@ static void add_life(const Plan *p, const Buffer *b, Events *e)
 static Most most_alive(Events *e)
 {
     Most most = { 0 }, now = { 0 };
-    qsort(e->at, (size_t)e->n, sizeof *e->at, by_time);
+    vec_sort(*e, by_time);
     for (int i = 0; i < e->n; i++) {
         now.at = e->at[i].at;
         now.bytes[e->at[i].class] += e->at[i].change;

@@ -140,7 +140,7 @@ static uint64_t hash_folder(const char *dir, uint64_t h)
         if (e->d_name[0] != '.')
             vec_add(&names, str(e->d_name));
     closedir(d);
-    qsort(names.at, (size_t)names.n, sizeof *names.at, by_name);
+    vec_sort(names, by_name);
     for (int i = 0; i < names.n; i++)
         h = hash_file(str_fmt("%s/%s", dir, names.at[i]), h);
     return h;

@@ -102,11 +102,11 @@ typedef struct {
     uint32_t value, end;        // offsets of the value
 } Setting;
 
-static bool split_setting(const char *text, Setting *s)
+static bool split_setting(const char *option, const char *text, Setting *s)
 {
     size_t n = strlen(text), key = strcspn(text, "=");
 
-    *s = (Setting){ .text = text, .base = source_add("--set", text, n) };
+    *s = (Setting){ .text = text, .base = source_add(option, text, n) };
     Loc all = { s->base, s->base + (uint32_t)key };
     if (text[key] != '=') {
         diag_error(all, "syntax", "a setting has the form KEY=VALUE");
@@ -250,12 +250,13 @@ static bool setting_values(const Setting *s, bool is_text, Exprs *values)
     return true;
 }
 
-void apply_setting(Config *c, const char *text, const Choice *plan, const Choice *cluster)
+void apply_setting(Config *c, const char *option, const char *text, const Choice *plan,
+                   const Choice *cluster)
 {
     Setting s;
     Exprs values = { 0 };
 
-    if (!split_setting(text, &s))
+    if (!split_setting(option, text, &s))
         return;
     const Kind *kind = s.nparts > 1 ? find_kind(s.part[0].word) : NULL;
     bool is_model = s.nparts == 2 && strcmp(s.part[0].word, "model") == 0;

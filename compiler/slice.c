@@ -744,12 +744,13 @@ static SliceLack lack_of(const SliceProblem *p, int64_t k, int64_t longest)
         int64_t unit = times(longest, p->room->token_bytes[r]);
         int64_t need = plus(times(slice_units(p, r, k), unit),
                             times(slice_kv(p, r, k), p->room->kv_bytes[r]));
-        int64_t short_bytes = need - p->room->room_bytes[r];
+        int64_t room = p->room->room_bytes[r];      // INT64_MIN: the weights alone are too many
+        int64_t short_bytes = room < need - INT64_MAX ? INT64_MAX : need - room;
         if (short_bytes > most) {
             most = short_bytes;
             worst.stage = r;
             worst.need_bytes = need;
-            worst.room_bytes = p->room->room_bytes[r];
+            worst.room_bytes = room;
         }
     }
     return worst;

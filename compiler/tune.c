@@ -587,17 +587,18 @@ static void search_sliced(Search *q)
 
 /* ---- cells -------------------------------------------------------------------------- */
 
-static void reject(Search *q, Reject why)
+static void reject(Search *q, const Point *p, Reject why)
 {
     q->t->searched++;
-    q->t->rejected[why]++;
+    if (q->t->rejected[why]++ == 0)
+        q->t->first[why] = *p;
 }
 
 static void add_cell(Search *q, Point p)
 {
     Reject why = estimate_legal(q->t->e, &p);
     if (why != LEGAL) {
-        reject(q, why);
+        reject(q, &p, why);
         return;
     }
     Cells *c = &q->cells;
@@ -632,8 +633,9 @@ static bool pinned_away(Num pin, int64_t v) { return pin.set && (int64_t)pin.v !
 static void add_mesh(Search *q, Point p)
 {
     int64_t batch = q->p->is.batch, each = batch / p.data;
+    p.microbatch = 1;
     if (batch % p.data) {
-        reject(q, REJECT_BATCH);
+        reject(q, &p, REJECT_BATCH);
         return;
     }
     const Divisors *of = divisors(&q->each, each);
@@ -646,7 +648,7 @@ static void add_mesh(Search *q, Point p)
         add_cell(q, p);
     }
     if (!any)
-        reject(q, REJECT_BATCH);
+        reject(q, &p, REJECT_BATCH);
 }
 
 static void add_cubes(Search *q, Point p, int64_t n)
@@ -763,7 +765,8 @@ static void look_at_cells(Search *q)
         for (int i = 0; i < c->n; i++)
             if (c->at[i].least == 0)
                 c->at[i].guess = c->at[i].least = INFINITY;
-    qsort(c->at, (size_t)c->n, sizeof *c->at, by_memory(q) ? by_least : by_guess);
+    if (c->n)
+        qsort(c->at, (size_t)c->n, sizeof *c->at, by_memory(q) ? by_least : by_guess);
 }
 
 static void search_whole(Search *q)
@@ -792,6 +795,16 @@ int64_t tune_devices(const Config *c)
         all &= pin[i]->set;
     }
     return all ? n : lcm64(n, machine_cores());
+}
+
+bool tune_any(Plan *p)
+{
+    Tune t = { .plan = p, .pins = &p->config->plan, .devices = tune_devices(p->config),
+               .e = estimator_new(p, false) };
+    Search q = { .t = &t, .p = p, .s = t.pins };
+    add_cells(&q);
+    free(q.cells.at);
+    return q.cells.n > 0;
 }
 
 Tune *tune_search(Plan *p, const TuneAsk *ask)

@@ -45,6 +45,7 @@ typedef struct {
     /* searched = feasible + the sum of rejected. One layout is a cell; a mesh that no
      * microbatch fits counts once. */
     int64_t searched, feasible, rejected[REJECTS];
+    Point first[REJECTS];           // of those rejected: an example of each
     bool has_near; Candidate near;  // nothing fits: the cell that lacks the fewest bytes
     bool complete, front_complete;  // the budget was enough
     double seconds;
@@ -58,6 +59,8 @@ Plan *tune_open(const Config *c);
  * NULL: errors were reported. */
 Tune *tune_search(Plan *p, const TuneAsk *ask);
 int64_t tune_devices_of(const Point *p);
+/* Can any layout be laid out, whatever it holds? Prices nothing. */
+bool tune_any(Plan *p);
 /* The number of devices the plan may use: all of the cluster, or this machine's cores. */
 int64_t tune_devices(const Config *c);
 /* tune_open, tune_check and tune_search for each plan section that was chosen, and for the

@@ -152,7 +152,14 @@ static void check_layers(const Plan *p)
     const PlanSpec *s = &p->config->plan;
     int64_t P = s->pipeline.set ? (int64_t)s->pipeline.v : 1;
     int64_t v = s->chunks.set ? (int64_t)s->chunks.v : 1, sum = 0;
-    if (P * v > 1 && P * v > p->layers) {
+    if (p->layers == 0) {
+        diag_error(p->ops.at[p->nforward - 1].loc, "layers-cover", "this model repeats nothing, and "
+                   "tune lays out turns");
+        diag_hint("write its layers as a `repeat` of one turn or more; `teracube plan` takes it as "
+                  "it is");
+        return;
+    }
+    if (P * v > p->layers) {
         Loc at = P > p->layers || !s->chunks.set ? s->pipeline.loc : s->chunks.loc;
         diag_error(at, "layers-cover", "%s for %s", v > 1 ? str_fmt("%s of %s", plural(v, "chunk"),
                    plural(P, "stage")) : plural(P, "stage"), plural(p->layers, "turn"));
@@ -184,6 +191,7 @@ static void check_slices(const Plan *p)
         diag_error(s->slices_loc, "slices-sum", "the slices add up to %" PRId64
                    ", the sequence has %s", sum, plural(p->is.sequence, "token"));
         note_pin("sequence", p->is.sequence, p->config->train.sequence.loc, s->slices_loc);
+        diag_hint("leave the slices out, and tune chooses them");
     }
     if (s->slices_kind != SLICES_AUTO && n > 1 && p->sees_ahead) {
         diag_error(p->sees_ahead_loc, "slice-causal", "this attention sees ahead, so its sequence "
@@ -192,16 +200,31 @@ static void check_slices(const Plan *p)
     }
 }
 
-static void check_family(const PlanSpec *s)
+static void check_family(const PlanSpec *s, int64_t devices)
 {
     bool flat = word_is(s->partition, "1d"), square = flat || word_is(s->partition, "2d");
-    bool x = s->cube[0].set && s->cube[0].v > 1, z = s->cube[2].set && s->cube[2].v > 1;
-    if (!(square && x) && !(flat && z))
-        return;
-    diag_error(s->partition.loc, "partition", "partition = %s is the grid %s", s->partition.v,
-               flat ? "[1, p, 1]" : "[1, q, r]");
-    diag_note(s->cube_loc, "the cube stands here");
-    diag_hint("leave one of them out, and tune chooses it");
+    bool summa = word_is(s->partition, "summa");
+    double q = (double)s->summa_q;
+    const Num *side = s->cube;
+    bool wrong = ((square || summa) && side[0].set && side[0].v > 1) ||
+                 (flat && side[2].set && side[2].v > 1) ||
+                 (summa && ((side[1].set && side[1].v != q) || (side[2].set && side[2].v != q)));
+    if (wrong) {
+        const char *is = summa ? str_fmt("summa(%" PRId64 ")", s->summa_q) : s->partition.v;
+        diag_error(s->partition.loc, "partition", "partition = %s is the grid %s", is,
+                   summa ? str_fmt("[1, %" PRId64 ", %" PRId64 "]", s->summa_q, s->summa_q)
+                         : flat ? "[1, p, 1]" : "[1, q, r]");
+        diag_note(s->cube_loc, "the cube stands here");
+        diag_hint("leave one of them out, and tune chooses it");
+    } else if (summa && (q * q > (double)devices || devices % (s->summa_q * s->summa_q))) {
+        int64_t r = 1;
+        for (int64_t i = 1; i * i <= devices; i++)
+            r = devices % (i * i) ? r : i;
+        diag_error(s->partition.loc, "devices-match", "summa(%" PRId64 ") takes squares of %.0f "
+                   "devices, and %s do not split into them", s->summa_q, q * q,
+                   plural(devices, "device"));
+        diag_hint("of these devices q can be %" PRId64 " at most", r);
+    }
 }
 
 void tune_check(const Plan *p)
@@ -213,5 +236,5 @@ void tune_check(const Plan *p)
     check_pair(s->chunks, s->pipeline, s->chunks.v > 1 && s->pipeline.v == 1, "chunks", "stage");
     check_layers(p);
     check_slices(p);
-    check_family(s);
+    check_family(s, tune_devices(p->config));
 }

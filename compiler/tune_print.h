@@ -37,5 +37,6 @@ int tune_results(const Compile *c);
 /* Nothing fits, or nothing is legal: an error that says what the nearest layout lacks, and how
  * many devices are enough. */
 void tune_report_none(const Tune *t);
+int tune_why_not(Compile *c, const TuneAsk *ask);
 
 #endif

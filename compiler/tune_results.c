@@ -95,9 +95,11 @@ static void read_run(const char *dir, Result *r)
         r->measured_s = median(m);
 }
 
-static const Config *config_with(const Options *o, const char *settings)
+static const Config *config_with(const Options *o, const char *name, const char *settings)
 {
     Inputs in = o->in;
+    in.more = name;
+    in.from = in.nsets;
     VEC(const char *) sets = { 0 };
     for (int i = 0; i < in.nsets; i++)
         vec_add(&sets, in.sets[i]);
@@ -136,14 +138,13 @@ static bool read_results(const Options *o, const char *dir, Results *out)
 {
     for (int i = 1; ; i++) {
         const char *sub = str_fmt("%s/%d", dir, i);
-        const char *settings = read_file(str_fmt("%s/settings", sub));
+        const char *path = str_fmt("%s/settings", sub), *settings = read_file(path);
         if (settings == NULL)
             break;
         Result r = { .number = i };
-        const Config *c = config_with(o, settings);
+        const Config *c = config_with(o, str_fmt("--results %s", path), settings);
         if (c == NULL || !predict(c, &r)) {
-            diag_note((Loc){ 0, 0 }, "this is %s/settings, a layout that was written for other "
-                      "files", sub);
+            diag_note((Loc){ 0, 0 }, "this is %s, a layout that was written for other files", path);
             return false;
         }
         read_run(sub, &r);

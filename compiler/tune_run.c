@@ -74,6 +74,12 @@ static void check_options(const Options *o)
             "FILE");
     if ((o->emit > 0) + (o->results != NULL) + (o->why_not != NULL) > 1)
         die(EXIT_USAGE, "--emit, --results and --why-not exclude each other");
+    if (o->why_not && (o->write || o->top))
+        die(EXIT_USAGE, "--why-not is about two layouts; it takes no %s", o->top ? "--top"
+            : "--write");
+    if (o->results && (o->top || o->budget || o->objective))
+        die(EXIT_USAGE, "--results searches nothing; it takes no %s", o->top ? "--top"
+            : o->budget ? "--budget" : "--objective");
     if (o->json && (o->results || o->why_not))
         die(EXIT_USAGE, "--json is of the list of the best, not of %s", o->results ? "--results"
             : "--why-not");
@@ -143,12 +149,12 @@ int command_tune(Compile *c)
     TuneAsk ask = ask_of(c->o);
     check_options(c->o);
     check_write(c->o->write);
-    if (c->o->why_not)
-        return tune_why_not(c);
     if (c->o->results)
         return tune_results(c);
     if (ask.objective == TUNE_COST)
         check_price(c->config);
+    if (c->o->why_not)
+        return diag_errors() ? EXIT_INPUT : tune_why_not(c, &ask);
     Tune *t = diag_errors() ? NULL : tune_all(c->config, &ask);
     if (t == NULL)
         return EXIT_INPUT;

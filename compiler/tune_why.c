@@ -11,6 +11,8 @@ static void settings_of(const char *text, Inputs *in)
     VEC(const char *) sets = { 0 };
     for (int i = 0; i < in->nsets; i++)
         vec_add(&sets, in->sets[i]);
+    in->more = "--why-not";
+    in->from = in->nsets;
     for (const char *s = text; *s;) {
         int depth = 0;
         size_t n = 0;
@@ -81,10 +83,23 @@ static void print_pair(const Candidate *a, const Candidate *b, const char *left,
 
 /* ---- why not ------------------------------------------------------------------------------- */
 
-static Tune *search_one(const Config *c)
+static Tune *search_one(const Config *c, const TuneAsk *like)
 {
-    TuneAsk ask = { .top = 1, .no_front = true };
+    TuneAsk ask = *like;
+    ask.top = 1;
+    ask.no_front = true;
     return tune_all(c, &ask);
+}
+
+/* How b is behind a, by what was asked for. */
+static const char *behind(Objective o, const Candidate *a, const Candidate *b)
+{
+    const char *slower = tune_slower(&a->is, &b->is);
+    double cost = b->is.step_s * (double)tune_devices_of(&b->at) /
+                  (a->is.step_s * (double)tune_devices_of(&a->at));
+    return o == TUNE_MEMORY ? str_fmt("holds %s more; %s",
+               str_bytes(b->is.memory.peak - a->is.memory.peak), slower)
+         : o == TUNE_COST ? str_fmt("costs %.1f %% more; %s", 100 * (cost - 1), slower) : slower;
 }
 
 static void print_verdict(const Tune *here, const Tune *open, FILE *f)
@@ -92,13 +107,13 @@ static void print_verdict(const Tune *here, const Tune *open, FILE *f)
     const Candidate *a = &open->best.at[0], *b = &here->best.at[0];
     fprintf(f, "  it fits   %s\n            %s a step, %s of %s\n", tune_line(&b->at),
             str_seconds(b->is.step_s), str_bytes(b->is.memory.peak), str_bytes(b->is.room_bytes));
-    if (tune_order(TUNE_TIME, a, b) == 0) {
+    if (tune_order(open->ask.objective, a, b) >= 0) {
         fprintf(f, "  answer    nothing speaks against it: it is the best\n");
         return;
     }
-    fprintf(f, "  the best  %s\n            %s a step\n", tune_line(&a->at),
-            str_seconds(a->is.step_s));
-    fprintf(f, "  answer    %s\n", tune_slower(&a->is, &b->is));
+    fprintf(f, "  the best  %s\n            %s a step, %s\n", tune_line(&a->at),
+            str_seconds(a->is.step_s), str_bytes(a->is.memory.peak));
+    fprintf(f, "  answer    %s\n", behind(open->ask.objective, a, b));
     print_pair(a, b, "best", "asked for", f);
 }
 
@@ -111,7 +126,8 @@ static void print_refusal(const Tune *here, const Tune *open, FILE *f)
                 str_bytes(n->is.memory.peak - n->is.room_bytes), str_bytes(n->is.room_bytes),
                 n->is.worst);
     } else
-        fprintf(f, "  answer    it cannot be laid out\n");
+        fprintf(f, "  answer    %s\n", here->complete ? "it cannot be laid out"
+                : "nothing of it was found within the budget");
     tune_print_rejected(here, f);
     if (open->best.n) {
         fprintf(f, "\n  the best  %s\n            %s a step\n", tune_line(&open->best.at[0].at),
@@ -123,18 +139,20 @@ static void print_refusal(const Tune *here, const Tune *open, FILE *f)
     }
 }
 
-int tune_why_not(Compile *c)
+int tune_why_not(Compile *c, const TuneAsk *ask)
 {
     Inputs in = c->o->in;
     settings_of(c->o->why_not, &in);
     if (in.nsets == c->o->in.nsets)
         die(EXIT_USAGE, "--why-not takes entries of the plan, such as 'cube=[2,2,2], pipeline=8'");
     const Config *asked = config_of(c->o, &in);
-    Tune *here = asked ? search_one(asked) : NULL;
-    Tune *open = here ? search_one(c->config) : NULL;
+    Tune *here = asked ? search_one(asked, ask) : NULL;
+    Tune *open = here ? search_one(c->config, ask) : NULL;
     if (open == NULL)
         return EXIT_INPUT;
     printf("why not %s?\n", c->o->why_not);
+    if (!here->complete || !open->complete)
+        printf("  budget    used up: better ones may be left on both sides\n");
     if (here->best.n && open->best.n)
         print_verdict(here, open, stdout);
     else
@@ -163,7 +181,7 @@ int tune_explain(Compile *c)
         *open = *c->config;
         open->plan = (PlanSpec){ .loc = open->plan.loc };
         open->plans.n = 0;
-        Tune *all = search_one(open);
+        Tune *all = search_one(open, &ask);
         if (all == NULL)
             return EXIT_INPUT;
         b = a;
@@ -213,6 +231,79 @@ static const char *biggest_part(const StageMemory *m, double *bytes)
     return part[most].what;
 }
 
+/* ---- nothing can be laid out --------------------------------------------------------------- */
+
+static void fill(Num *to, Num from)
+{
+    if (!to->set)
+        *to = from;
+}
+
+/* What is wrong with a layout, said by the checks of `plan`: they name the lines of the model, of
+ * the pins and what would do. */
+static void show_rejected(const Tune *t, const Point *at)
+{
+    Plan *s = NEW(Plan);
+    Config *c = NEW(Config);
+    *s = *t->plan;
+    *c = *t->plan->config;
+    PlanSpec *to = &c->plan, all = *to;
+    tune_pin(&all, at);
+    fill(&to->data, all.data);
+    fill(&to->pipeline, all.pipeline);
+    for (int i = 0; i < 3; i++)
+        fill(&to->cube[i], all.cube[i]);
+    fill(&to->microbatch, all.microbatch);
+    if (to->slices_kind == SLICES_AUTO) {
+        to->slices_kind = SLICES_UNIFORM;
+        to->slices_n = 1;
+    }
+    s->config = c;
+    diag_note((Loc){ 0, 0 }, "for example %s:", tune_line(at));
+    int errors = diag_errors();
+    mesh_choose(s);
+    if (diag_errors() == errors)
+        pipeline_plan(s, t->ask.turns_only, false, false);
+}
+
+/* The largest part of the cluster that can be laid out: fewer nodes, or fewer devices of its one
+ * node. TUNING: a second is what the answer is worth. */
+static const char *find_part(const Tune *t)
+{
+    Config *c = NEW(Config);
+    Plan *p = NEW(Plan);
+    *c = *t->plan->config;
+    *p = *t->plan;
+    p->config = c;
+    bool nodes = c->cluster.nodes.v > 1;
+    Num *n = nodes ? &c->cluster.nodes : &c->cluster.per_node;
+    double until = now_s() + 1;
+    for (n->v--; c->has_cluster && n->v >= 1 && now_s() < until; n->v--) {
+        bool any = tune_any(p);
+        arena_reset(scratch);
+        if (any)
+            return str_fmt("%s of %s can be laid out: %s", plural(tune_devices(c), "device"),
+                           c->cluster.name, nodes ? str_fmt("nodes = %.0f", n->v)
+                           : str_fmt("node = %.0f * %s", n->v,
+                                     c->devices.at[c->cluster.device].name));
+    }
+    return NULL;
+}
+
+static void report_impossible(const Tune *t, Loc at, bool pins)
+{
+    int most = 0;
+    for (int i = 1; i < REJECTS; i++)
+        most = t->rejected[i] > t->rejected[most] ? i : most;
+    const char *part = find_part(t);
+    diag_error(at, reject_word[most], "no layout of %s is possible%s; most are rejected by this "
+               "check: %s", plural(t->devices, "device"), pins ? " with what is pinned" : "",
+               reject_text[most]);
+    if (part)
+        diag_hint("%s", part);
+    show_rejected(t, &t->first[most]);
+}
+
 void tune_report_none(const Tune *t)
 {
     const Config *c = t->plan->config;
@@ -224,12 +315,7 @@ void tune_report_none(const Tune *t)
         return;
     }
     if (!t->has_near) {
-        int most = 0;
-        for (int i = 1; i < REJECTS; i++)
-            most = t->rejected[i] > t->rejected[most] ? i : most;
-        diag_error(at, reject_word[most], "no layout of %s is possible%s; most are rejected "
-                   "because %s", plural(t->devices, "device"), pins ? " with what is pinned" : "",
-                   reject_text[most]);
+        report_impossible(t, at, pins);
         return;
     }
     const Candidate *n = &t->near;

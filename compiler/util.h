@@ -37,6 +37,8 @@ void  arena_reset(Arena *a);                // all memory of `a` is gone
 #define vec_add(v, x) (vec_room((void **)&(v)->at, &(v)->cap, (v)->n + 1, \
     sizeof *(v)->at), (v)->at[(v)->n++] = (x))
 void vec_room(void **at, int *cap, int n, size_t size);
+#define vec_sort(v, by)     /* an empty one too, which qsort does not take */ \
+    do { if ((v).n) qsort((v).at, (size_t)(v).n, sizeof *(v).at, by); } while (0)
 
 /* Interned strings: equal text, equal pointer. */
 const char *str_of(const char *text, size_t n);

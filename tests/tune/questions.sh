@@ -16,9 +16,15 @@ has 'answer    it does not fit: the nearest, data 8'
 best=$("$t" tune $s | sed -n 's/^  best      data \([0-9]*\), pipeline \([0-9]*\),.*cube \(\[[^]]*\]\).*/data=\1, pipeline=\2, cube=\3/p')
 asks "$t" tune $s --why-not "$best"
 has 'nothing speaks against it'
-fails 2 '1, y = 3, z = 1 do not divide 8 devices|[devices-match]' "$t" tune $s --why-not 'cube=[1,3,1]'
+fails 2 '--why-not:1:11: error|1, y = 3, z = 1 do not divide 8 devices|[devices-match]' "$t" tune $s --why-not 'cube=[1,3,1]'
 fails 2 'takes entries of the plan' "$t" tune $s --why-not ' , '
 fails 2 'unknown-key' "$t" tune $s --why-not 'stages=2'
+
+asks "$t" tune $s --why-not 'data=8' --objective memory
+has 'answer    holds .* more; '
+asks "$t" tune $s --why-not 'data=8' --objective cost --set device.chip.price=2
+has 'answer    costs .* % more; '
+fails 2 'takes no --write' "$t" tune $s --why-not 'data=8' --write f
 
 asks "$t" plan $s --explain tune
 has '^best '
@@ -53,6 +59,23 @@ pins 'pipeline = 4' 'chunks = 2'
 fails 1 '[layers-cover]|pipeline * chunks can be at most 4' "$t" tune p.tcube
 pins 'slices = [32, 16]'
 fails 1 'the slices add up to 48|[slices-sum]|sequence = 64 stands here' "$t" tune p.tcube
+pins 'partition = summa(2)' 'cube = [1, 4, 2]'
+fails 1 'partition = summa(2) is the grid [1, 2, 2]|the cube stands here' "$t" tune p.tcube
+pins 'partition = summa(3)'
+fails 1 'summa(3) takes squares of 9 devices, and 8 devices|q can be 2 at most' "$t" tune p.tcube
+
+# nothing can be laid out: a check says it of one layout, by its lines; what part of the cluster would do
+pins 'pipeline = 4' 'slices = uniform(300)'
+fails 1 'no layout of 8 devices is possible|for example|300 slices of 64 tokens|p.tcube:43|at most uniform(' \
+    "$t" tune p.tcube
+pins 'pipeline = 4' 'zero = 3' 'recompute = full(2)' 'data = 1'
+fails 1 'p.tcube:43|zero = 3 needs more than one replica' "$t" tune p.tcube
+fails 1 'no layout of 18 devices|12 devices of pair can be laid out: nodes = 2|for example' "$t" tune $s \
+    --set cluster.nodes=3 --set 'cluster.node=6*chip'
+fails 1 'no layout of 7 devices|6 devices of pair can be laid out: node = 6 * chip' "$t" tune $s \
+    --set cluster.nodes=1 --set 'cluster.node=7*chip'
+fails 1 'repeats nothing|[layers-cover]' "$t" tune $s --set model.layers=0
+fails 1 'looks for what fits' "$t" plan $s --set cluster.nodes=1 --set 'cluster.node=7*chip'
 pins 'partition = 1d' 'cube = [2, 2, 1]'
 fails 1 'partition = 1d is the grid [1, p, 1]|the cube stands here' "$t" tune p.tcube
 # --write replaces what it wrote and nothing else, whole or not at all
