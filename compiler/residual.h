@@ -31,9 +31,8 @@ const Residual *residual_of(const Plan *p);
 /* Seconds of a step of a plan's model in the plan's layout, were it run by the program of those
  * runs: what a published time is to be compared with. *what: that program, for people. NAN where
  * it cannot be said: runs of another family, cubes other than [1,t,1] and [n,1,1], zero 3 beside
- * tensor parallelism, layers that are
- * not GPT's or Llama's, 32 bits. Slices are left out: those programs have none. needs: graph,
- * feed chosen. */
+ * tensor parallelism, layers that are not GPT's or Llama's, 32 bits. Slices are left out: those
+ * programs have none. needs: graph, feed chosen. */
 double residual_step(const Plan *p, const Residual *r, const char **what);
 
 #endif
