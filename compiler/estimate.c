@@ -34,7 +34,8 @@ const char *const reject_word[REJECTS] = {
     [REJECT_ROWS] = "rows-divide", [REJECT_ATTENTION] = "attention-heads",
     [REJECT_LAYERS] = "layers-cover", [REJECT_GROUPS] = "chunk-groups",
     [REJECT_SLICES] = "slice-causal", [REJECT_EFFECT] = "no-effect",
-    [REJECT_PARTITION] = "partition", [REJECT_MEMORY] = "memory-fits",
+    [REJECT_PARTITION] = "partition", [REJECT_STEPS] = "too-large",
+    [REJECT_MEMORY] = "memory-fits",
 };
 const char *const reject_text[REJECTS] = {
     [LEGAL] = "can be laid out",
@@ -49,6 +50,7 @@ const char *const reject_text[REJECTS] = {
     [REJECT_SLICES] = "attention that sees ahead cannot be sliced",
     [REJECT_EFFECT] = "something asked for has no effect",
     [REJECT_PARTITION] = "outside of the pinned partition",
+    [REJECT_STEPS] = "a step has too many microbatches and slices for a table of it",
     [REJECT_MEMORY] = "does not fit",
 };
 
@@ -262,6 +264,8 @@ Reject estimate_legal(const Estimator *e, const Point *p)
     Schedule sched = shape(e, p);
     if (sched.m % schedule_group(&sched))
         return REJECT_GROUPS;
+    if (!schedule_fits(&sched))
+        return REJECT_STEPS;
     return slices_legal(e, p);
 }
 

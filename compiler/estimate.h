@@ -41,6 +41,7 @@ typedef enum {
     REJECT_SLICES,                  // attention that sees ahead, or too many
     REJECT_EFFECT,                  // zero without data, chunks without stages, ..
     REJECT_PARTITION,               // outside of the pinned family
+    REJECT_STEPS,                   // more units than schedule_fits
     REJECT_MEMORY,
     REJECTS
 } Reject;

@@ -537,7 +537,8 @@ static void drop_short_groups(Pipeline *q)
     int kept = 0;
     for (int i = 0; i < q->feeds.n; i++) {
         Schedule s = shape(q, q->feeds.at[i].m, q->feeds.at[i].k);
-        if (s.m % schedule_group(&s) == 0)
+        q->too_long |= !schedule_fits(&s);
+        if (s.m % schedule_group(&s) == 0 && schedule_fits(&s))
             q->feeds.at[kept++] = q->feeds.at[i];
     }
     q->feeds.n = kept;
@@ -558,6 +559,16 @@ static void report_groups(const Pipeline *q, int64_t batch)
         diag_note(s->microbatch.loc, "%s of a replica make%s %s", plural(batch, "sequence"),
                   batch == 1 ? "s" : "", plural(m, "microbatch"));
     diag_hint("write chunks = 1, slices = auto, or another microbatch");
+}
+
+static void report_steps(const Pipeline *q, int64_t batch)
+{
+    const PlanSpec *s = &q->plan->config->plan;
+    int64_t m = s->microbatch.set ? batch / (int64_t)s->microbatch.v : batch;
+    Loc at = s->microbatch.loc.end ? s->microbatch.loc : q->plan->config->train.batch.loc;
+    diag_error(at, "too-large", "%s of a replica, on %s: a table of such a step has more than %d "
+               "passes", plural(m, "microbatch"), plural(q->P, "stage"), SCHEDULE_UNITS);
+    diag_hint("write a larger microbatch, or fewer slices");
 }
 
 static void search_all(Pipeline *q, SliceLack *lack)
@@ -624,6 +635,8 @@ static void choose_feed(Pipeline *q)
     if (q->feeds.n == 0) {
         if (lack.stage >= 0)
             report_lack(q, &lack);
+        else if (!diag_errors() && q->too_long)
+            report_steps(q, batch);
         else if (!diag_errors() && q->v > 1)
             report_groups(q, batch);
         else if (!diag_errors())

@@ -209,6 +209,10 @@ typedef struct {
 
 /* Microbatches come in whole groups of this many where there are chunks (else 1). */
 int schedule_group(const Schedule *s);
+/* Tables of more units (m * k passes over each of v * P sections) are refused. TUNING: 2 GB of them,
+ * four times the longest that a layout of a published run has. */
+enum { SCHEDULE_UNITS = 1 << 22 };
+bool schedule_fits(const Schedule *s);
 /* Fills s->stage from everything above it. */
 void schedule_build(Schedule *s);
 
@@ -292,6 +296,7 @@ typedef struct Pipeline {
     Plan *plan; Cost *cost;
     bool turns_only, blocking, on_paper;
     bool loose;                     // nothing fits by the estimate: memory is not looked at
+    bool too_long;                  // a feed was left out: see schedule_fits
     int P, v;
     Stretch *section;              // P*v, in the order of the model
     Feed feed;                      // the chosen one

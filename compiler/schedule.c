@@ -47,6 +47,11 @@ static int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 static int group_microbatches(const Schedule *s) { return ceil_div(s->P, s->k); }
 
+bool schedule_fits(const Schedule *s)
+{
+    return (double)s->m * s->k * s->v * s->P <= SCHEDULE_UNITS;
+}
+
 int schedule_group(const Schedule *s)
 {
     return s->v == 1 ? 1 : group_microbatches(s);

@@ -200,11 +200,13 @@ int tune_explain(Compile *c)
 
 /* ---- nothing fits ---------------------------------------------------------------------- */
 
-/* How many nodes of the cluster's kind are enough; NULL where 256 times as many are not. Before
+enum { MOST_TIMES = 256 };          // TUNING: whoever needs more has another model in mind
+
+/* How many nodes of the cluster's kind are enough; NULL where MOST_TIMES as many are not. Before
  * any error is reported. */
 static const Tune *find_enough(const Config *c)
 {
-    for (int more = 2; c->has_cluster && more <= 256; more *= 2) {
+    for (int more = 2; c->has_cluster && more <= MOST_TIMES; more *= 2) {
         Config *k = NEW(Config);
         *k = *c;
         k->cluster.nodes.v *= more;
@@ -326,6 +328,14 @@ void tune_report_none(const Tune *t)
                "%d, most of it %s, %s", plural(t->devices, "device"), tune_line(&n->at),
                str_bytes(n->is.memory.peak - n->is.room_bytes), str_bytes(n->is.room_bytes),
                n->is.worst, what, str_bytes(bytes));
+    if (enough == NULL && c->has_cluster && n->is.room_bytes > 0) {
+        const StageMemory *m = &n->is.memory;
+        double state = (m->parameters + m->gradients + m->optimizer) * (double)t->devices;
+        double full = ceil(state / n->is.room_bytes);
+        diag_hint("%d times as many nodes are not enough%s", MOST_TIMES, full <= (double)t->devices
+                  ? "" : str_fmt("; parameters, gradients and moments alone fill about %.0f devices",
+                                 full));
+    }
     if (enough == NULL)
         return;
     const Candidate *b = &enough->best.at[0];

@@ -43,7 +43,14 @@ fails 1 'has no price|[price]' "$t" tune $s --objective cost
 fails 1 'no layout of 8 devices fits|lacks|[memory-fits]' "$t" tune $s --set 'device.chip.memory=2 MB'
 fails 1 'lacks|devices of pair (nodes = |are enough' "$t" tune $s --set train.batch=512 \
     --set 'device.chip.memory=5 MB'
+fails 1 '256 times as many nodes are not enough; parameters, gradients and moments alone fill about' \
+    "$t" tune $s --set model.hidden=1048576
 works "$t" tune $s --budget 20
+# a prime batch: one microbatch of all, or so many that no table of a step has room for them
+fails 1 'no layout of 8 devices fits' "$t" tune $s --set train.batch=16777259
+is "what is too long is counted" "$(grep -c '^  too-large  *[0-9]' out)" = 1
+fails 2 '[too-large]|16777259 microbatches of a replica, on 2 stages' "$t" simulate $s --set plan.pipeline=2 \
+    --set plan.cube=[1,4,1] --set plan.microbatch=1 --set train.batch=16777259
 
 # pins against each other, the model and the cluster: both lines are named
 pins() { sed '$a plan {' "$s" > p.tcube; printf '%s\n' "$@" '}' >> p.tcube; }
