@@ -7,8 +7,10 @@
  * over the stage's ranks. A collective takes what it takes the rank that came last; what
  * others spend in it, they spend waiting.
  *
- * Known lie: where ranks take turns on cores, a rank that has none keeps its clock running;
- * the prediction stretches its terms alike, the measurement where it happens.
+ * Known lies: where ranks take turns on cores, a rank that has none keeps its clock running;
+ * the prediction stretches its terms alike, the measurement where it happens. The gradient of the
+ * loss and the head's products with it are made in the forward pass, chunk by chunk, and predicted
+ * in the backward pass: the page says so below its passes.
  */
 #include <errno.h>
 #include <unistd.h>
@@ -579,6 +581,9 @@ static void print_all(Comparison *c, FILE *f)
     print_terms(c, &c->terms, str_fmt("term by term%s, the worst first", on), f);
     print_net(c, f);
     print_terms(c, &c->passes, str_fmt("passes%s", on), f);
+    if (c->m->trace && !c->m->is_simulated && c->stage == c->p->is.stages - 1)
+        fprintf(f, "  the loss's gradient and the head's products with it run in forward, and are "
+                "predicted in backward\n");
     print_stages(c, f);
     if (c->m->trace == NULL)
         fprintf(f, "\nA log has whole steps alone; terms need a trace (--trace F).\n");

@@ -407,6 +407,9 @@ int command_profile(Compile *c)
         return profile_emit(c);
     if (c->o->output == NULL)
         die(EXIT_USAGE, "profile needs -o F, the file to write");
+    if (c->config->has_cluster && c->config->ast->model_name == NULL)
+        die(EXIT_USAGE, "profile -o F measures this machine; cluster %s is measured by a program: "
+            "--target cuda (or cpu) -o DIR", c->config->cluster.name);
     use_this_machine(c);
     if (c->o->in.nfiles > 0 && !compile_to(c, "autodiff"))
         return EXIT_INPUT;

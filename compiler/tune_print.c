@@ -334,6 +334,15 @@ void tune_print_json(const TunePage *page, FILE *f)
     for (int i = 0; i < page->n; i++)
         json_candidate(j, &page->at[i]);
     json_end(j, ']');
+    json_begin(j, "front", '[');
+    for (int i = 0; i < t->front.n; i++) {
+        json_begin(j, NULL, '{');
+        json_text(j, "layout", tune_line(&t->front.at[i].at));
+        json_real(j, "step_s", t->front.at[i].is.step_s);
+        json_integer(j, "memory_peak", (int64_t)t->front.at[i].is.memory.peak);
+        json_end(j, '}');
+    }
+    json_end(j, ']');
     json_integer(j, "searched", t->searched);
     json_integer(j, "feasible", t->feasible);
     json_begin(j, "rejected", '{');

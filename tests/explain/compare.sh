@@ -64,6 +64,8 @@ is "steps of a killed run" "$(grep -c 'killed: 2 steps' out)" = 1
 head -c $((bytes / 10)) trace > killed
 fails 1 'run-valid|within its first step' "$t" compare "$M" $D $sets killed
 
+works "$t" compare "$M" $D $sets trace
+is "what the passes do not share is said" "$(grep -c 'run in forward, and are predicted in backward' out)" = 1
 fails 2 'compare needs the log or the trace' "$t" compare "$M"
 fails 2 "needs the model's files" "$t" compare log
 fails 2 'both traces' "$t" compare "$M" $D $sets trace trace

@@ -69,6 +69,7 @@ sed 's/gpu.profile/short.profile/' g.tcube > short.tcube
 works "$t" simulate short.tcube --set device.arch=sm_80 --set plan.cube=[1,4,1]
 
 fails 2 'not gpu' "$t" profile cluster.tcube --cluster box --target gpu -o x
+fails 2 'cluster box is measured by a program: --target' "$t" profile cluster.tcube --cluster box -o x
 fails 2 'needs -o DIR' "$t" profile cluster.tcube --cluster box --target cpu
 fails 2 'a file that describes the cluster; ' "$t" profile "$M" --target cpu -o x
 fails 2 'a file that describes the cluster' "$t" profile --target cpu -o x
