@@ -303,6 +303,9 @@ static void read_node(void *into, const Entry *entry)
     }
     if (name->kind != E_NAME) {
         diag_error(e->loc, "value-type", "`node` takes a number of devices, such as `8 * a100`");
+        if ((e->kind == E_BINARY && e->op == '+') || e->kind == E_LIST)
+            diag_hint("all devices of a cluster are alike: describe the slower kind, or one cluster "
+                      "of each");
         return;
     }
     c->device = find_device(name);
@@ -676,7 +679,7 @@ static void read_section(const Section *s, void *into)
     }
 }
 
-static void need(const Section *s, bool given, const char *key)
+static void need(const Section *s, bool given, const char *key, const char *like)
 {
     if (given)
         return;
@@ -684,6 +687,7 @@ static void need(const Section *s, bool given, const char *key)
         diag_error(s->loc, "missing-key", "%s `%s` has no `%s`", s->kind, s->name, key);
     else
         diag_error(s->loc, "missing-key", "the %s section has no `%s`", s->kind, key);
+    diag_hint("write `%s = %s`, for example", key, like);
 }
 
 static bool has_entry(const Section *s, const char *key)
@@ -738,8 +742,8 @@ static void read_train(Config *c, const Section *s)
     c->has_train = true;
     c->train.loc = s->loc;
     read_section(s, &c->train);
-    need(s, has_entry(s, "batch"), "batch");
-    need(s, has_entry(s, "sequence"), "sequence");
+    need(s, has_entry(s, "batch"), "batch", "8");
+    need(s, has_entry(s, "sequence"), "sequence", "1024");
     if (diag_errors() == errors)
         check_schedule(&c->train);
 }
@@ -750,10 +754,10 @@ static void read_device(Config *c, const Section *s, bool no_profiles)
 
     read_section(s, &d);
     if (!has_entry(s, "profile")) {
-        need(s, has_entry(s, "memory"), "memory");
-        need(s, has_entry(s, "bandwidth"), "bandwidth");
-        need(s, has_entry(s, "matrix"), "matrix");
-        need(s, has_entry(s, "vector"), "vector");
+        need(s, has_entry(s, "memory"), "memory", "80 GB");
+        need(s, has_entry(s, "bandwidth"), "bandwidth", "2039 GB/s");
+        need(s, has_entry(s, "matrix"), "matrix", "312 TFLOP/s");
+        need(s, has_entry(s, "vector"), "vector", "19.5 TFLOP/s");
     }
     if (d.profile.set)
         d.profile.v = path_join(source_dir(d.profile.loc.start), d.profile.v);
@@ -773,9 +777,9 @@ static Cluster read_cluster(const Section *s)
                   .ports = { .v = 1 } };
 
     read_section(s, &c);
-    need(s, has_entry(s, "node"), "node");
-    need(s, c.per_node.v <= 1 || has_entry(s, "link"), "link");
-    need(s, c.nodes.v <= 1 || has_entry(s, "network"), "network");
+    need(s, has_entry(s, "node"), "node", "8 * a100");
+    need(s, c.per_node.v <= 1 || has_entry(s, "link"), "link", "300 GB/s, 3 us");
+    need(s, c.nodes.v <= 1 || has_entry(s, "network"), "network", "25 GB/s, 8 us");
     double total = c.nodes.v * c.per_node.v;
     if (total > WHOLE_MOST)
         diag_error(c.loc, "value-range", "the cluster has %s devices; at most %s are possible",

@@ -173,6 +173,12 @@ static const char *even_turns(int layers, int n)
     return str_fmt("%s]", s);
 }
 
+static void hint_turns(const Plan *p, int n)
+{
+    if (n <= p->layers)                 // else there are too many stages, which is said too
+        diag_hint("write turns = %s", even_turns(p->layers, n));
+}
+
 static void check_turns(const Plan *p)
 {
     const PlanSpec *s = &p->config->plan;
@@ -184,19 +190,19 @@ static void check_turns(const Plan *p)
         if (sum != p->layers) {
             diag_error(s->turns_loc, "layers-cover", "turns add up to %" PRId64
                        ", the model's repeats have %d", sum, p->layers);
-            diag_hint("write turns = %s", even_turns(p->layers, p->is.stages * chunks));
+            hint_turns(p, p->is.stages * chunks);
         } else if (s->turns.n != p->is.stages * chunks) {
             diag_error(s->turns_loc, "layers-cover", "%s for %s of %s",
                        plural(s->turns.n, "entry"), plural(p->is.stages, "stage"),
                        plural(chunks, "chunk"));
-            diag_hint("write turns = %s", even_turns(p->layers, p->is.stages * chunks));
+            hint_turns(p, p->is.stages * chunks);
         }
     }
     for (int i = 0; i < s->turns.n && !diag_errors(); i++)
         if (s->turns.at[i] < 1) {
             diag_error(s->turns_loc, "layers-cover", "entry %d of the turns is 0: a stage%s "
                        "without turns", i, chunks > 1 ? "'s chunk" : "");
-            diag_hint("write turns = %s", even_turns(p->layers, p->is.stages * chunks));
+            hint_turns(p, p->is.stages * chunks);
             break;
         }
     if (p->is.stages > 1 && chunks > 1 && p->is.stages * chunks > p->layers) {

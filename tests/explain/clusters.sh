@@ -20,6 +20,10 @@ wrong 'device.matrix=125 FLOP/s'        '`matrix` of 125 FLOP/s makes no sense'
 wrong 'device.vector=1e-300 TFLOP/s'    '`vector` of 1e-288 FLOP/s makes no sense'
 wrong 'device.launch=4 s'               'a launch of 4 s makes no sense'
 wrong 'device.reserve=2 TB'             'a reserve of 2 TB leaves nothing of'
+fails 2 'all devices of a cluster are alike' "$t" simulate c.tcube --set 'cluster.node=4*d + 4*d'
+fails 1 '[layers-cover]|pipeline can be at most' "$t" simulate c.tcube --set plan.pipeline=63 \
+    --set plan.turns=[1,1]
+is "no hint of stages without turns" "$(grep -c 'write turns' err)" = 0
 works "$t" simulate c.tcube --set "cluster.network=0.1 MB/s, 100 ms"    # slow, but it is there
 for cmd in plan tune diff; do           # each says it, none works on
     case $cmd in diff) f='c.tcube c.tcube' ;; *) f=c.tcube ;; esac
