@@ -260,7 +260,7 @@ static bool every_value(Rt *rt, const EveryArg *a, const char *text)
 {
     double v;
     if (a->path)
-        return set_text(rt, text, a->path) == RT_OK;
+        return *text && set_text(rt, text, a->path) == RT_OK;
     if (!read_number(text, &v) || v < 1 || v != floor(v) || v >= 0x1p40)
         return false;
     *a->whole = (int64_t)v;

@@ -124,7 +124,7 @@ one() { # NAME PRECISION MODEL SETTING...
     passed=$((passed + 1))
 }
 
-sanitized="cube@one:check parallel-312:asan cube:check slices:check ends:check"
+sanitized="cube@one:check parallel-312:asan ends-again:asan cube:check slices:check ends:check"
 few() {
     one one fp64 "$tiny"
     one cube fp64 "$tiny" plan.cube=[2,2,2] plan.prefetch=1

@@ -59,6 +59,7 @@ fails 2 'expected a number that is not'  ./exe --set train.lr=-1
 fails 2 'expected a number that is not'  ./exe --set train.lr=nan
 fails 2 'expected a whole number'        ./exe --set train.steps=1.5
 fails 2 'expected a whole number'        ./exe --set train.seed=-3
+fails 2 'expected every(STEPS, "FOLDER")' ./exe --set 'train.checkpoint=every(1,"")'
 fails 2 'expected train.KEY=VALUE'       ./exe --set lr
 fails 2 'unknown option `--what`'        ./exe --what
 fails 2 'expected a value after `--set`' ./exe --set
