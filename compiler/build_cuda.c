@@ -87,17 +87,6 @@ bool arch_check(const Compile *c, const char *nvcc, const char *arch)
 #define SANITIZE
 #endif
 
-/* Words of `text`, separated by blanks, at the end of argv. */
-static int add_words(const char **argv, int n, const char *text)
-{
-    for (const char *s = text; *s; s += strspn(s, " ")) {
-        size_t len = strcspn(s, " ");
-        argv[n++] = str_of(s, len);
-        s += len;
-    }
-    return n;
-}
-
 /* The last lines of what nvcc said; which library it missed. */
 _Noreturn static void nvcc_failed(const char *nvcc, const char *doing, int status,
                                   const Text *said)
@@ -109,6 +98,7 @@ _Noreturn static void nvcc_failed(const char *nvcc, const char *doing, int statu
         { "cublasLt.h", "cuBLAS is missing: nvcc found no cublasLt.h (libcublas-dev)" },
         { "lcublas", "cuBLAS is missing: the linker found no libcublas (libcublas-dev)" },
     };
+    child_ended(status);
     const char *fatal = strstr(said->at, "No such file");
     fatal = fatal ? fatal : strstr(said->at, "cannot find -l");
     for (size_t i = 0; fatal && i < sizeof lacks / sizeof *lacks; i++)
@@ -126,10 +116,10 @@ _Noreturn static void nvcc_failed(const char *nvcc, const char *doing, int statu
 
 void cuda_compile(const char *nvcc, const char *arch, const char *dir, const char *object)
 {
-    const char *argv[32], *top = source_folder();
+    const char *argv[CHILD_WORDS], *top = source_folder();
     int n = 0;
     argv[n++] = nvcc;
-    n = add_words(argv, n, CUDA_FLAGS);
+    n = child_words(argv, n, CUDA_FLAGS);
     argv[n++] = str_fmt("-arch=%s", arch);
     argv[n++] = str_fmt("-I%s/templates/cuda", top);
     argv[n++] = str_fmt("-I%s/runtime", top);
@@ -155,14 +145,13 @@ void cuda_link(const char *nvcc, const char *arch, const char *dir, const char *
         nvcc_failed("ld", "make an object of program.tables", status, &said);
     const char *dot = *exe == '-' ? "./" : "";              // no option of nvcc
     const char *fresh = str_fmt("%s%s.new.%ld", dot, exe, (long)getpid());
-    const char *argv[32];
+    const char *argv[CHILD_WORDS];
     int n = 0;
     const char *const first[] = { nvcc, str_fmt("-arch=%s", arch), SANITIZE "-o", fresh, object,
                                   str_fmt("%s/tables.o", dir), runtime_library(), NULL };
     for (; first[n]; n++)
         argv[n] = first[n];
-    n = add_words(argv, n, CUDA_LIBRARIES);
-    argv[n] = NULL;
+    child_words(argv, n, CUDA_LIBRARIES);
     said.n = 0;
     status = child_run(argv, NULL, &said);
     if (status != 0) {

@@ -52,6 +52,7 @@ void calls_of_table(Plan *p, const Steps *table)
 {
     bool *called = NEWN(bool, p->funcs.n);
     p->calls.n = 0;
+    vec_reserve(&p->calls, table->n);
     for (int i = 0; i < table->n; i++) {
         Call c = { .step = table->at[i], .func = func_of(p, &table->at[i]), .after = NONE };
         c.again = called[c.func];

@@ -12,6 +12,19 @@
 #include "child.h"
 #include "diag.h"
 
+/* Once there is a temporary folder, a signal that ends us waits until it is gone, and goes on to
+ * the program that runs. */
+static volatile sig_atomic_t told, running;
+static const int endings[] = { SIGTERM, SIGHUP, SIGINT };
+enum { ENDINGS = sizeof endings / sizeof *endings };
+
+static void tell(int sig)
+{
+    told = sig;
+    if (running > 0)
+        kill((pid_t)running, sig);
+}
+
 static void child(const char *const *argv, const char *dir, int out)
 {
     if (out >= 0) {
@@ -46,12 +59,25 @@ int child_run(const char *const *argv, const char *dir, Text *said)
     struct sigaction ignore = { .sa_handler = SIG_IGN }, was_int, was_quit;
     sigaction(SIGINT, &ignore, &was_int);
     sigaction(SIGQUIT, &ignore, &was_quit);
-    pid_t pid = fork();
+    sigset_t end, before;
+    sigemptyset(&end);
+    for (int i = 0; i < ENDINGS; i++)
+        sigaddset(&end, endings[i]);
+    sigprocmask(SIG_BLOCK, &end, &before);
+    int sig = told;
+    pid_t pid = sig ? -1 : fork();
     if (pid == 0) {
         sigaction(SIGINT, &was_int, NULL);
         sigaction(SIGQUIT, &was_quit, NULL);
+        struct sigaction was;
+        for (int i = 0; i < ENDINGS; i++)       // what is ignored stays so
+            if (sigaction(endings[i], NULL, &was) == 0 && was.sa_handler == tell)
+                signal(endings[i], SIG_DFL);
+        sigprocmask(SIG_SETMASK, &before, NULL);
         child(argv, dir, ends[1]);
     }
+    running = pid;
+    sigprocmask(SIG_SETMASK, &before, NULL);
     if (said) {
         close(ends[1]);
         read_all(ends[0], said);
@@ -60,13 +86,34 @@ int child_run(const char *const *argv, const char *dir, Text *said)
     bool failed = pid < 0;
     while (!failed && waitpid(pid, &status, 0) < 0)
         failed = errno != EINTR;
+    running = 0;
     sigaction(SIGINT, &was_int, NULL);
     sigaction(SIGQUIT, &was_quit, NULL);
     if (said)
         text_bytes(said, "", 1), said->n--;         // a string
+    if (sig)
+        return 128 + sig;
     if (failed)
         return CHILD_ABSENT;
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+void child_ended(int status)
+{
+    if (told)
+        exit(status);                           // temporary_remove says how we really end
+}
+
+int child_words(const char **argv, int n, const char *text)
+{
+    for (const char *s = text + strspn(text, " \t"); *s && n < CHILD_WORDS - 1;
+         s += strspn(s, " \t")) {
+        size_t len = strcspn(s, " \t");
+        argv[n++] = str_of(s, len);
+        s += len;
+    }
+    argv[n] = NULL;
+    return n;
 }
 
 const char *child_find(const char *name)
@@ -100,6 +147,10 @@ void temporary_remove(void)
 {
     if (temporary && getpid() == owner)
         nftw(temporary, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    if (told && getpid() == owner) {
+        signal(told, SIG_DFL);
+        raise(told);
+    }
 }
 
 const char *shell_word(const char *s)
@@ -128,6 +179,10 @@ const char *temporary_folder(void)
             strerror(n >= (int)sizeof path ? ENAMETOOLONG : errno));
     owner = getpid();
     temporary = str(path);
+    struct sigaction act = { .sa_handler = tell }, was;
+    for (int i = 0; i < ENDINGS; i++)
+        if (sigaction(endings[i], NULL, &was) == 0 && was.sa_handler != SIG_IGN)    // nohup
+            sigaction(endings[i], &act, NULL);
     atexit(temporary_remove);
     return temporary;
 }

@@ -13,6 +13,14 @@
  */
 enum { CHILD_ABSENT = 127 };
 int child_run(const char *const *argv, const char *dir, Text *said);
+/* Behind a program that failed: does not come back where a signal (SIGTERM, ..) has told us to end
+ * while there was a temporary folder. What else is left behind is gone by then. */
+void child_ended(int status);
+
+/* Words of `text`, separated by blanks, at argv[n] and on, NULL behind them; how many there are
+ * then. argv has room for CHILD_WORDS; what is too much is left out. */
+enum { CHILD_WORDS = 64 };
+int child_words(const char **argv, int n, const char *text);
 
 /* The program's path in PATH, or its own where it has a slash; NULL: there is none. */
 const char *child_find(const char *name);
@@ -20,7 +28,8 @@ const char *child_find(const char *name);
 /* A word as sh reads it: in quotes where it needs them. */
 const char *shell_word(const char *s);
 
-/* A folder of its own in $TMPDIR, gone with everything in it when the process ends. */
+/* A folder of its own in $TMPDIR, gone with everything in it when the process ends, by SIGTERM,
+ * SIGHUP or SIGINT too: these wait for the program that runs, and are passed on to it. */
 const char *temporary_folder(void);
 void temporary_remove(void);        // now: another program takes this process's place
 

@@ -15,6 +15,7 @@ typedef struct {
     Emitted *all; StageTables *e;
     const Plan *p;
     Map *texts, *keys, *names;  // keys and names: of all stages
+    Text key, more;             // being written: the same room for every kernel
     int64_t real;
 } Emit;
 
@@ -26,8 +27,7 @@ static int32_t text(Emit *m, const char *s)
     if (at >= 0)
         return at;
     at = (int)m->e->text.n;
-    text_add(&m->e->text, "%s", s);
-    text_add(&m->e->text, "%c", '\0');
+    text_bytes(&m->e->text, s, strlen(s) + 1);
     map_put(m->texts, s, at);
     return at;
 }
@@ -94,64 +94,90 @@ static const char *symbol(Emit *m, const char *name, const char *tail)
     return unique;
 }
 
+/* One more number of a key, in hexadecimal. */
+static void key_number(Text *key, int64_t n)
+{
+    char buf[20], *s = buf + sizeof buf;
+    uint64_t rest = (uint64_t)n;
+    do
+        *--s = "0123456789abcdef"[rest & 15];
+    while (rest >>= 4);
+    *--s = ' ';
+    text_bytes(key, s, (size_t)(buf + sizeof buf - s));
+}
+
+static void key_numbers(Text *key, const int64_t *all, int n)
+{
+    for (int i = 0; i < n; i++)
+        key_number(key, all[i]);
+}
+
+/* Equal for the same bits alone. */
+static void key_real(Text *key, double x)
+{
+    int64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    key_number(key, bits);
+}
+
 static int32_t kernel(Emit *m, KernelSpec s, const char *name, const char *tail, const char *more)
 {
-    static const char *const word[K_KINDS] = { "rows", "attn", "attn_dx", "rope", "rope_table",
-        "embed", "embed_dw", "ce_stat", "ce", "norm", "adamw", "sgd" };
     s.is_double = m->real == 8;
-    Text key = { 0 };       // all that the code depends on
-    text_add(&key, "%s r%d n%" PRId64 " b%" PRId64 " c%" PRId64 " ld", word[s.kind],
-             (int)m->real, s.nrows, s.brows, s.cols);
-    for (int i = 0; i < 9; i++)
-        text_add(&key, " %" PRId64, s.ld[i]);
-    text_add(&key, " h%" PRId64 "/%" PRId64 " d%" PRId64 " q%" PRId64 " %d w%" PRId64, s.heads,
-             s.kv_heads, s.hd, s.nseq, s.causal, s.window);
-    text_add(&key, " s%.17g %.17g t%.17g %" PRId64 " %d%d%d%d h%x %s", s.scale, s.softcap,
-             s.theta, s.rotary, s.interleaved, s.inverse, s.accumulate, s.copy, s.bf16,
-             more ? more : "");
-    s.key = key.at;
-    int at = map_get(m->keys, s.key);
+    Text *key = &m->key;        // all that the code depends on
+    key->n = 0;
+    key_numbers(key, (int64_t[]){ s.kind, m->real, s.nrows, s.brows, s.cols, s.heads, s.kv_heads,
+                s.hd, s.nseq, s.causal, s.window, s.rotary, s.interleaved, s.inverse,
+                s.accumulate, s.copy, s.bf16 }, 17);
+    key_numbers(key, s.ld, 9);
+    key_real(key, s.scale);
+    key_real(key, s.softcap);
+    key_real(key, s.theta);
+    text_add(key, "%s", more ? more : "");
+    int at = map_get(m->keys, key->at);
     if (at >= 0)
         return at;
+    s.key = str_of(key->at, key->n);
     s.name = symbol(m, name, str_fmt("%s_%s", tail, s.kind == K_ROWS ? "rows" : "kernel"));
     vec_add(&m->all->specs, s);
     map_put(m->keys, s.key, m->all->specs.n - 1);
     return m->all->specs.n - 1;
 }
 
-static const char *row_key(const RowProg *r)
+static const char *row_key(Emit *m, const RowProg *r)
 {
-    Text t = { 0 };
-    text_add(&t, "w%" PRId64 " p%d pw%" PRId64 " %d%d", r->width, r->parts, r->part_width,
-             r->needs_colmap, r->needs_rowmap);
+    Text *t = &m->more;
+    t->n = 0;
+    key_numbers(t, (int64_t[]){ r->width, r->parts, r->part_width, r->needs_colmap,
+                                 r->needs_rowmap, r->nargs }, 6);
     for (int i = 0; i < r->nargs; i++) {
         const RowArg *a = &r->arg[i];
-        text_add(&t, " (%d %d%s %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 ")", a->is_out,
-                 a->is_vector, a->bf16 ? "h" : "", a->length, a->ld, a->stride, a->per);
+        key_numbers(t, (int64_t[]){ a->is_out, a->accumulate, a->is_vector, a->bf16, a->length,
+                                    a->ld, a->stride, a->per }, 8);
     }
     for (int i = 0; i < r->nnodes; i++) {
         const RowNode *n = &r->node[i];
-        text_add(&t, " [%d %d %d %d %d %d %.17g %u]", n->kind, n->op, n->part, n->a, n->b, n->arg,
-                 n->c, n->salt);
+        key_numbers(t, (int64_t[]){ n->kind, n->op, n->part, n->a, n->b, n->arg, n->salt }, 7);
+        key_real(t, n->c);
     }
-    return t.at;
+    text_bytes(t, "", 1);
+    return t->at;
 }
 
 /* ---- one step per instruction ---------------------------------------------------------- */
 
 static void arg(Emit *m, RtStep *s, ValueId v)
 {
-    if (s->nargs < RT_MAX_ARGS)
-        s->arg[s->nargs] = ref(m, v);
+    vec_add(&m->e->args, ref(m, v));
+    vec_add(&m->e->arg_values, v);
     s->nargs++;
 }
 
 /* Which of the step's arguments are stored in 16 bits. */
-static uint32_t halves(const RtStep *s)
+static uint32_t halves(const Emit *m, const RtStep *s)
 {
     uint32_t mask = 0;
     for (int i = 0; i < s->nargs && i < 32; i++)
-        mask |= (uint32_t)(s->arg[i].stored == RT_BF16_STORED) << i;
+        mask |= (uint32_t)(step_args(m->e, s)[i].stored == RT_BF16_STORED) << i;
     return mask;
 }
 
@@ -193,7 +219,7 @@ static void rows_step(Emit *m, RtStep *s, const Inst *n)
     if (r->needs_colmap)
         s->colmap = columns_index(m, r->columns, r->axis);
     KernelSpec k = { .kind = K_ROWS, .rows = r, .nrows = 0, .cols = r->width };
-    s->kernel = kernel(m, k, r->name, n->phase == PHASE_BACKWARD ? "_bwd" : "", row_key(r));
+    s->kernel = kernel(m, k, r->name, n->phase == PHASE_BACKWARD ? "_bwd" : "", row_key(m, r));
 }
 
 static void attention_step(Emit *m, RtStep *s, const Inst *n)
@@ -209,7 +235,7 @@ static void attention_step(Emit *m, RtStep *s, const Inst *n)
         .scale = f->scale, .softcap = f->softcap, .accumulate = n->accumulate };
     ld_of(m, &spec, n);
     in_out_args(m, s, n);
-    spec.bf16 = halves(s);
+    spec.bf16 = halves(m, s);
     s->kind = RT_KERNEL;
     s->kernel = kernel(m, spec, f->name, back ? "_bwd" : "", NULL);
     if (back)
@@ -249,7 +275,7 @@ static void rope_step(Emit *m, RtStep *s, const Inst *n)
         s->items = x->rows;
         s->rowmap = n->rowmap;
     }
-    k.bf16 = halves(s);
+    k.bf16 = halves(m, s);
     s->kernel = kernel(m, k, o->name, n->kind == I_ROPE_TABLE ? "_angles"
                                       : o->inverse ? "_bwd" : "", NULL);
 }
@@ -270,7 +296,7 @@ static void embed_step(Emit *m, RtStep *s, const Inst *n)
     s->rowmap = n->rowmap;
     s->items = back ? y->cols : y->rows;
     s->grain = back ? 16 : 1;
-    k.bf16 = halves(s);
+    k.bf16 = halves(m, s);
     s->kernel = kernel(m, k, m->p->ops.at[back ? o->of : n->op].name, back ? "_bwd" : "", NULL);
 }
 
@@ -287,8 +313,21 @@ static void loss_step(Emit *m, RtStep *s, const Inst *n)
     s->rowmap = n->rowmap;
     s->colmap = columns_index(m, x->cols_map, AX_YK);
     s->items = x->rows;
-    k.bf16 = halves(s);
+    k.bf16 = halves(m, s);
     s->kernel = kernel(m, k, "loss", n->kind == I_CE ? "_gradient" : "_statistics", NULL);
+}
+
+/* The operands of a step that is no kernel. */
+static void operands(Emit *m, RtStep *s, ValueId a, ValueId b, ValueId c)
+{
+    StepValues *v = &m->e->values.at[m->e->values.n - 1];
+    *v = (StepValues){ a, b, c };
+    if (a != NONE)
+        s->a = ref(m, a);
+    if (b != NONE)
+        s->b = ref(m, b);
+    if (c != NONE)
+        s->c = ref(m, c);
 }
 
 static void coll_step(Emit *m, RtStep *s, const Inst *n)
@@ -306,8 +345,8 @@ static void coll_step(Emit *m, RtStep *s, const Inst *n)
     s->slice = n->slice;
     if (n->coll == COLL_SEND || n->coll == COLL_RECV) {
         const Value *v = n->coll == COLL_SEND ? val(m, n->in[0]) : val(m, n->out[0]);
-        *(n->coll == COLL_SEND ? &s->a : &s->c) = ref(m, n->coll == COLL_SEND ? n->in[0]
-                                                                             : n->out[0]);
+        bool sends = n->coll == COLL_SEND;
+        operands(m, s, sends ? n->in[0] : NONE, NONE, sends ? NONE : n->out[0]);
         s->rows = v->rows;
         s->cols = v->cols;
         s->count = v->rows * v->cols;
@@ -316,8 +355,7 @@ static void coll_step(Emit *m, RtStep *s, const Inst *n)
     }
     if (n->coll == COLL_BROADCAST || n->coll == COLL_REDUCE)
         s->peer = n->peer;
-    s->a = ref(m, n->in[0]);
-    s->c = ref(m, n->out[0]);
+    operands(m, s, n->in[0], NONE, n->out[0]);
     s->rows = a->rows;
     s->cols = a->cols;
     s->count = n->coll == COLL_REDUCE_SCATTER ? c->rows * c->cols : a->rows * a->cols;
@@ -335,8 +373,7 @@ static void merge_step(Emit *m, RtStep *s, const Inst *n)
     s->kind = n->kind == I_MERGE ? RT_MERGE : RT_CE_MERGE;
     s->axes = n->axes;
     s->rep = 1;
-    s->a = ref(m, n->in[0]);
-    s->c = ref(m, n->out[0]);
+    operands(m, s, n->in[0], NONE, n->out[0]);
     s->rows = val(m, n->out[0])->rows;
     s->nstats = n->nstats;
     s->stat_n = n->stat_n;
@@ -350,12 +387,8 @@ static void merge_step(Emit *m, RtStep *s, const Inst *n)
 static void plain_step(Emit *m, RtStep *s, const Inst *n)
 {
     const Value *a = n->nin ? val(m, n->in[0]) : NULL, *c = n->nout ? val(m, n->out[0]) : NULL;
-    if (n->nin)
-        s->a = ref(m, n->in[0]);
-    if (n->nin > 1)
-        s->b = ref(m, n->in[1]);
-    if (n->nout)
-        s->c = ref(m, n->out[0]);
+    operands(m, s, n->nin ? n->in[0] : NONE, n->nin > 1 ? n->in[1] : NONE,
+             n->nout ? n->out[0] : NONE);
     s->accumulate = n->accumulate;
     switch (n->kind) {
     case I_GEMM:
@@ -429,11 +462,12 @@ static void step(Emit *m, const Inst *n)
 {
     RtStep s = { .phase = (int32_t)n->phase, .kernel = -1, .rep = 1, .rowmap = -1, .rowmap_k = -1,
                  .colmap = -1, .columns_src = -1, .columns_dst = -1, .unit = -1, .grain = 1,
-                 .reason = -1, .peer = -1 };
+                 .reason = -1, .peer = -1, .first_arg = m->e->args.n };
     s.name = text(m, n->name);
     Loc at = n->loc.end ? n->loc : loss_place(m->p);
     s.source = text(m, at.end ? source_where(at) : "");
     outs(m, &s, n);
+    vec_add(&m->e->values, ((StepValues){ NONE, NONE, NONE }));
     switch (n->kind) {
     case I_ROWS:
         rows_step(m, &s, n);
@@ -618,6 +652,7 @@ static void head(Emit *m)
 static void passes(Emit *m)
 {
     const Plan *p = m->p;
+    vec_reserve(&m->e->passes, p->calls.n);
     for (int i = 0; i < p->calls.n; i++) {
         const Call *c = &p->calls.at[i];
         const Func *f = &p->funcs.at[c->func];
@@ -638,6 +673,8 @@ static void passes(Emit *m)
 static void one_stage(Emit *m)
 {
     params(m);
+    vec_reserve(&m->e->steps, m->p->insts.n);
+    vec_reserve(&m->e->values, m->p->insts.n);
     for (int i = 0; i < m->p->insts.n; i++)
         step(m, &m->p->insts.at[i]);
     passes(m);
@@ -654,6 +691,7 @@ static void one_stage(Emit *m)
     h->npasses = e->passes.n;
     h->nslices = e->slices.n;
     h->nouts = e->outs.n;
+    h->nargs = e->args.n;
     h->text_bytes = (int32_t)e->text.n;
 }
 
@@ -684,6 +722,7 @@ Emitted *emit_program(const Plan *p)
         m.texts = map_new();
         one_stage(&m);
         hash = hash_bytes(m.e->steps.at, sizeof *m.e->steps.at * (size_t)m.e->steps.n, hash);
+        hash = hash_bytes(m.e->args.at, sizeof *m.e->args.at * (size_t)m.e->args.n, hash);
     }
     for (int r = 0; r < e->nstages; r++) {
         RtHeader *h = &e->stage[r].head;
@@ -702,7 +741,8 @@ const RtProgram *emitted_program(const Emitted *e, const RtKernelFn *kernels)
         out[r] = (RtProgram){ .head = &s->head, .steps = s->steps.at, .params = s->params.at,
             .units = s->units.at, .pieces = s->pieces.at, .segments = s->segments.at,
             .columns = s->columns.at, .rowmaps = s->rowmaps.at, .passes = s->passes.at,
-            .slices = s->slices.at, .outs = s->outs.at, .text = s->text.at, .kernels = kernels };
+            .slices = s->slices.at, .outs = s->outs.at,
+            .args = s->args.at, .text = s->text.at, .kernels = kernels };
     }
     return out;
 }

@@ -8,6 +8,8 @@
 #include "kernel.h"
 #include "rt.h"
 
+typedef struct { ValueId a, b, c; } StepValues;     // what RtStep.a, b, c refer to, or NONE
+
 typedef struct {            // of one pipeline stage
     RtHeader head;
     VEC(RtStep) steps;
@@ -20,6 +22,9 @@ typedef struct {            // of one pipeline stage
     VEC(RtPass) passes;
     VEC(int64_t) slices;
     VEC(RtOut) outs;
+    VEC(RtRef) args;        // of the steps: step_args
+    VEC(ValueId) arg_values;    // what they refer to; these two are not written
+    VEC(StepValues) values;     // by step
     Text text;
 } StageTables;
 
@@ -37,6 +42,11 @@ uint64_t emitted_model_hash(const Plan *p);
 /* A name of the model as an identifier of C: letters and digits, all else, however much, an
  * underscore between them. Two names may become one. */
 const char *emit_name(const char *name);
+
+static inline const RtRef *step_args(const StageTables *e, const RtStep *s)
+{
+    return e->args.at + s->first_arg;
+}
 
 /* The tables as rt_run takes them, one program per stage, owned by `perm`; `kernels` in the
  * order of specs. */

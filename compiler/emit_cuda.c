@@ -8,14 +8,15 @@
  * that equal turns, and equal stages, share the text:
  *
  *     static void layer_ln_1_forward(Ctx *c, const int64_t *o)   o: byte offsets
- *     static void stage0_forward(Ctx *c)
+ *     static void stage0_1(Ctx *c)
  *     {
  *         for (int i = 0; i < 12; i++)
- *             layer_ln_1_forward(c, stage0 + 40 + 25 * i);
+ *             layer_ln_1_forward(c, numbers_1 + 40 + 25 * i);
  *     }
  *
  * Two turns are equal when their text is: the code grows with the number of distinct
- * operators, not with layers, ranks or microbatches.
+ * operators, not with layers, ranks, microbatches, or slices of one length. What differs from
+ * slice to slice (where its keys and values stand, the tables of its rows) is in a second list, s.
  */
 #include <errno.h>
 #include <sys/stat.h>
@@ -26,12 +27,18 @@
 
 enum { VEC_BYTES = 16 };
 
-typedef VEC(int64_t) Numbers;
+/* One of the numbers that a piece gets: where a value stands, an event, or what differs from
+ * slice to slice. */
+typedef struct { int64_t n; ValueId value; } Ref;
 
-/* Steps of one turn: a function, and the offsets that it gets. */
-typedef struct { int text; Numbers at; } Run;
-typedef struct { const char *name, *body; int nrefs; } RunText;
 typedef struct { int stage, step; } Made;   // the first step that asks for a kernel
+typedef struct { const char *name; int nrefs, nown; } PieceText;
+typedef VEC(TurnPiece) Pieces;
+typedef struct { Pieces all; unsigned used; } FuncPieces;   // of a function; its streams, as bits
+
+/* A function of one stage or of several, of one slice or of several: their text is the same. */
+typedef struct { const char *name, *array, *body; StepKind kind; int chunk; bool *stages, *slices; }
+    PassFunc;
 
 typedef struct {
     const Plan *p;                  // of the stage at hand
@@ -39,12 +46,15 @@ typedef struct {
     const StageTables *s;
     Ending *const *ends;            // by stage and step
     int stage;
-    Text kernels, pieces, passes;
+    Text kernels, pieces;
     Map *known, *names;             // texts of pieces; names taken
-    VEC(RunText) texts;
-    Map *arrays;                    // offsets of a stage's function, as text -> its name
-    Map *bodies; VEC(const char *) functions;   // functions and tables by their text
-    Numbers refs;                   // of the piece being written
+    VEC(PieceText) texts;
+    Map *arrays;                    // numbers of functions, as text -> part of its name
+    Map *bodies; VEC(PassFunc) passes;      // functions and tables by their text
+    Text fresh;                     // arrays of the function at hand
+    int narrays;
+    const Func *func;               // being written
+    VEC(Ref) refs, own;             // of the piece being written: in o, in s
     bool *called;                   // by kernel: a row program that is called
     Made *made;                     // by kernel
     int *aligned;                   // by kernel: elements its operands are aligned to
@@ -65,19 +75,84 @@ static const char *const region_word[RT_REGIONS] = {
 
 static const char *type_of(const RtRef *r) { return r->stored == RT_BF16_STORED ? "bf16" : "real"; }
 
-/* A pointer: which of the piece's offsets, counted from which region. */
-static const char *at(Cuda *m, const RtRef *r)
+/* The value that a reference of a step of this stage is to. */
+static ValueId value_of(const Cuda *m, const RtRef *r)
 {
-    int k = 0;
-    while (k < m->refs.n && m->refs.at[k] != r->offset * RT_REGIONS + r->region)
-        k++;
-    if (k == m->refs.n)
-        vec_add(&m->refs, r->offset * RT_REGIONS + r->region);
-    return str_fmt("at<%s>(c, %s, o[%d])", type_of(r), region_word[r->region], k);
+    const StageTables *e = m->s;
+    if (r >= e->args.at && r < e->args.at + e->args.n)
+        return e->arg_values.at[r - e->args.at];
+    size_t i = (size_t)((const char *)r - (const char *)e->steps.at) / sizeof *e->steps.at;
+    const StepValues *v = &e->values.at[i];
+    return r == &e->steps.at[i].a ? v->a : r == &e->steps.at[i].b ? v->b : v->c;
 }
 
-static const char *again(const RtStep *s)
+/* A number that the piece gets: its place in `o`. */
+static int number(Cuda *m, int64_t n)
 {
+    Ref r = { n, NONE };
+    vec_add(&m->refs, r);
+    return m->refs.n - 1;
+}
+
+static bool is_sliced(const Cuda *m) { return m->p->is.nslices > 1; }
+
+/*
+ * A pointer: which of the piece's offsets, counted from which region. Each value has its own:
+ * were it each address, the text would hang on who happens to stand where somebody else stood.
+ * Keys, values and their gradients stand elsewhere for each slice: in `s`.
+ */
+static const char *at(Cuda *m, const RtRef *r)
+{
+    ValueId v = value_of(m, r);
+    int k = 0;
+    bool own = is_sliced(m) && r->region >= RT_MICRO;
+    const Ref *known = own ? m->own.at : m->refs.at;
+    int n = own ? m->own.n : m->refs.n;
+    Ref fresh = { r->offset, v };
+    if (v == NONE)
+        bug("emit_cuda: a reference to no value");
+    while (k < n && known[k].value != v)
+        k++;
+    if (k == n && own)
+        vec_add(&m->own, fresh);
+    else if (k == n)
+        vec_add(&m->refs, fresh);
+    return str_fmt("at<%s>(c, %s, %c[%d])", type_of(r), region_word[r->region], own ? 's' : 'o', k);
+}
+
+/* The index of a table of the slice's. */
+static const char *of_slice(Cuda *m, int64_t n)
+{
+    Ref r = { n, NONE };
+    if (!is_sliced(m))
+        return str_fmt("%" PRId64, n);
+    vec_add(&m->own, r);
+    return str_fmt("s[%d]", m->own.n - 1);
+}
+
+/* Has another slice of the microbatch come before, in the direction of the function? */
+static bool follows(const Cuda *m)
+{
+    const Func *f = m->func;
+    bool forth = f->kind == STEP_FORWARD || f->kind == STEP_SEND_ACTIVATION ||
+                 f->kind == STEP_RECV_ACTIVATION;
+    return f->kind < STEP_SYNC && (forth ? f->slice > 0 : f->slice + 1 < m->p->is.nslices);
+}
+
+/* Is the step's result a sum of gradients over the training step? */
+static bool is_gradient(const Cuda *m, const RtStep *s)
+{
+    const Inst *n = &m->p->insts.at[s - m->s->steps.at];
+    return n->nout == 1 && n->phase <= PHASE_BACKWARD &&
+           m->p->buffers.at[m->p->values.at[n->out[0]].buffer].class == BUF_GRADS;
+}
+
+/* What later slices always add to and the first one where `again`, all ask in one way. */
+static const char *again(const Cuda *m, const RtStep *s)
+{
+    bool shared = is_sliced(m) && m->func->kind < STEP_SYNC;
+    if (shared && (follows(m) ? s->accumulate && is_gradient(m, s) : s->accumulate_later))
+        return "c->begun";
     return s->accumulate ? "true" : s->accumulate_later ? "c->again" : "false";
 }
 
@@ -141,7 +216,7 @@ static void gemm(Cuda *m, Text *t, const RtStep *s)
     text_add(t, "         %s, %" PRId64 ", %s,\n", at(m, &s->b), s->b.ld,
              s->trans_b ? "true" : "false");
     text_add(t, "         %s, %" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 ", %s);\n",
-             at(m, &s->c), s->c.ld, s->m, s->n, s->k, again(s));
+             at(m, &s->c), s->c.ld, s->m, s->n, s->k, again(m, s));
 }
 
 static void rows_kernel(Cuda *m, Text *t, const RtStep *s, const KernelSpec *k)
@@ -156,12 +231,12 @@ static void rows_kernel(Cuda *m, Text *t, const RtStep *s, const KernelSpec *k)
         : str_fmt("blocks(c, %" PRId64 ", %d)", s->items * p->parts, per);
     text_add(t, "    %s<<<%s, %d, 0, c->compute>>>(\n", k->name, blocks, how->block);
     for (int i = 0; i < s->nargs; i++)
-        text_add(t, "        %s,\n", at(m, &s->arg[i]));
+        text_add(t, "        %s,\n", at(m, &step_args(m->s, s)[i]));
     text_add(t, "        %" PRId64, s->items);
     if (p->needs_colmap)
         text_add(t, ", c->column[%d]", s->colmap);
     if (p->needs_rowmap)
-        text_add(t, ", c->rows[%d].token, c->seed, c->step, c->evaluate", s->rowmap);
+        text_add(t, ", c->rows[%s].token, c->seed, c->step, c->evaluate", of_slice(m, s->rowmap));
     text_add(t, ");\n");
 }
 
@@ -173,40 +248,44 @@ static int tiles_of(Cuda *m, const RtStep *s, const KernelSpec *k)
 static void attention(Cuda *m, Text *t, const RtStep *s, const KernelSpec *k)
 {
     bool back = k->kind == K_ATTN_DX;
-    text_add(t, "    attention%s<%" PRId64 ">(c, %d, { %" PRId64 ", %" PRId64 ", %s, %" PRId64
-             ", %.17g, %.17g },\n", back ? "_backward" : "", k->hd, tiles_of(m, s, k), k->heads,
+    const RtRef *arg = step_args(m->s, s);
+    text_add(t, "    attention%s<%" PRId64 ">(c, %s, { %" PRId64 ", %" PRId64 ", %s, %" PRId64
+             ", %.17g, %.17g },\n", back ? "_backward" : "", k->hd, of_slice(m, tiles_of(m, s, k)), k->heads,
              k->kv_heads, k->causal ? "true" : "false", k->window, k->scale, k->softcap);
     for (int i = 0; i < s->nargs; i++)
-        text_add(t, "        %s, %" PRId64 "%s\n", at(m, &s->arg[i]), s->arg[i].ld,
+        text_add(t, "        %s, %" PRId64 "%s\n", at(m, &arg[i]), arg[i].ld,
                  i + 1 < s->nargs ? "," : back ? "," : ");");
     if (back)
-        text_add(t, "        %s);\n", k->accumulate ? "true" : "false");
+        text_add(t, "        %s);\n", k->accumulate == follows(m) && is_sliced(m)
+                 ? "c->follows" : k->accumulate ? "true" : "false");
 }
 
 static void other_kernel(Cuda *m, Text *t, const RtStep *s, const KernelSpec *k)
 {
+    const RtRef *arg = step_args(m->s, s);
     switch (k->kind) {
     case K_ROPE:
-        text_add(t, "    rope(c, %d, %s, %" PRId64 ", %s, %" PRId64 ", %s, %" PRId64 ", %" PRId64
-                 ", %" PRId64 ", %" PRId64 ", %s, %s);\n", s->rowmap, at(m, &s->arg[0]), k->ld[0],
-                 at(m, &s->arg[1]), k->ld[1], at(m, &s->arg[2]), s->items, k->heads, k->hd,
+        text_add(t, "    rope(c, %s, %s, %" PRId64 ", %s, %" PRId64 ", %s, %" PRId64 ", %" PRId64
+                 ", %" PRId64 ", %" PRId64 ", %s, %s);\n", of_slice(m, s->rowmap), at(m, &arg[0]), k->ld[0],
+                 at(m, &arg[1]), k->ld[1], at(m, &arg[2]), s->items, k->heads, k->hd,
                  k->rotary, k->interleaved ? "true" : "false", k->inverse ? "true" : "false");
         break;
     case K_ROPE_TABLE:
-        text_add(t, "    rope_table(c, %s, %" PRId64 ", %" PRId64 ", %.17g);\n", at(m, &s->arg[0]),
+        text_add(t, "    rope_table(c, %s, %" PRId64 ", %" PRId64 ", %.17g);\n", at(m, &arg[0]),
                  s->items, k->rotary, k->theta);
         break;
     case K_EMBED: case K_EMBED_DW:
-        text_add(t, "    embed%s(c, %d, %s, %d, %s, %" PRId64 ", %s, %" PRId64 ", %" PRId64
-                 ", %" PRId64 ", %" PRId64 ");\n", k->kind == K_EMBED ? "" : "_gradient", s->rowmap,
+        text_add(t, "    embed%s(c, %s, %s, %d, %s, %" PRId64 ", %s, %" PRId64 ", %" PRId64
+                 ", %" PRId64 ", %" PRId64 ");\n", k->kind == K_EMBED ? "" : "_gradient",
+                 of_slice(m, s->rowmap),
                  s->ids == RT_IDS_POSITIONS ? "IDS_POSITIONS" : "IDS_TOKENS",
-                 m->s->units.at[s->unit].rows, at(m, &s->arg[0]), k->ld[0], at(m, &s->arg[1]),
+                 m->s->units.at[s->unit].rows, at(m, &arg[0]), k->ld[0], at(m, &arg[1]),
                  k->ld[1], m->p->rowmaps.at[s->rowmap].count, k->cols, k->brows);
         break;
     case K_CE_STAT: case K_CE:
-        text_add(t, "    loss_%s(c, %d, %d, %s, %" PRId64 ", %s, %" PRId64 ", %" PRId64 ");\n",
-                 k->kind == K_CE ? "gradient" : "statistics", s->rowmap, s->colmap,
-                 at(m, &s->arg[0]), k->ld[0], at(m, &s->arg[1]), s->items, k->cols);
+        text_add(t, "    loss_%s(c, %s, %d, %s, %" PRId64 ", %s, %" PRId64 ", %" PRId64 ");\n",
+                 k->kind == K_CE ? "gradient" : "statistics", of_slice(m, s->rowmap), s->colmap,
+                 at(m, &arg[0]), k->ld[0], at(m, &arg[1]), s->items, k->cols);
         break;
     default:
         bug("emit_cuda: kernel kind %d", k->kind);
@@ -217,7 +296,7 @@ static void merge(Cuda *m, Text *t, const RtStep *s)
 {
     text_add(t, "    {\n        real *const to[] = { ");
     for (int i = 0; i < s->nstats; i++)
-        text_add(t, "%s%s", i ? ", " : "", at(m, &s->arg[i]));
+        text_add(t, "%s%s", i ? ", " : "", at(m, &step_args(m->s, s)[i]));
     text_add(t, " };\n        static const uint8_t kind[] = { ");
     for (int i = 0; i < s->nstats; i++)
         text_add(t, "%s%d", i ? ", " : "", s->stat[i]);
@@ -248,7 +327,7 @@ static void collective(Cuda *m, Text *t, const RtStep *s, StreamId stream)
         break;
     case RT_REDUCE:
         text_add(t, "    reduce(c, %s, %d, %d, %s, %s, %" PRId64 ", %s);\n", on,
-                 group_of(m, s), s->peer, at(m, &s->a), at(m, &s->c), s->count, again(s));
+                 group_of(m, s), s->peer, at(m, &s->a), at(m, &s->c), s->count, again(m, s));
         break;
     case RT_ALL_TO_ALL:
         text_add(t, "    all_to_all(c, %s, %d, %d, %s, %s);\n", on, group_of(m, s),
@@ -258,7 +337,7 @@ static void collective(Cuda *m, Text *t, const RtStep *s, StreamId stream)
         text_add(t, "    %s%s(c, %s, %d, %s, %s, %" PRId64 "%s);\n", word[s->kind],
                  in_place ? "_in_place" : "", on, group_of(m, s), at(m, &s->a), at(m, &s->c),
                  s->count,
-                 s->kind == RT_REDUCE_SCATTER ? str_fmt(", %s", again(s)) : "");
+                 s->kind == RT_REDUCE_SCATTER ? str_fmt(", %s", again(m, s)) : "");
     }
 }
 
@@ -280,15 +359,15 @@ static void plain(Cuda *m, Text *t, const RtStep *s)
         break;
     case RT_COLSUM:
         text_add(t, "    column_sums(c, %s, %s, %" PRId64 ", %s);\n", at(m, &s->a),
-                 at(m, &s->c), s->count, again(s));
+                 at(m, &s->c), s->count, again(m, s));
         break;
     case RT_COPY:
         text_add(t, "    copy(c, %s, %" PRId64 ", %s, %" PRId64 ", %" PRId64 ", %" PRId64
                  ", %s);\n",
-                 at(m, &s->a), s->a.ld, at(m, &s->c), s->c.ld, s->rows, s->cols, again(s));
+                 at(m, &s->a), s->a.ld, at(m, &s->c), s->c.ld, s->rows, s->cols, again(m, s));
         break;
     case RT_ZERO:
-        text_add(t, "    zero(c, %s, %" PRId64 ", %s);\n", at(m, &s->c), s->count, again(s));
+        text_add(t, "    zero(c, %s, %" PRId64 ", %s);\n", at(m, &s->c), s->count, again(m, s));
         break;
     case RT_SEND:
         text_add(t, "    send(c, %s, %s, %" PRId64 ");\n", neighbour(m, s), at(m, &s->a),
@@ -355,8 +434,7 @@ static int event_of(Cuda *m, int event)
             return m->marked.at[i + 1];
     vec_add(&m->marked, event);
     vec_add(&m->marked, m->refs.n);
-    vec_add(&m->refs, -1 - (int64_t)event);
-    return m->refs.n - 1;
+    return number(m, event);
 }
 
 static void waits(Cuda *m, Text *t, StreamId stream, int n, const int *wait)
@@ -373,8 +451,7 @@ static void marks(Cuda *m, Text *t, const Inst *n)
         return;
     vec_add(&m->marked, n->signal);
     vec_add(&m->marked, m->refs.n);
-    vec_add(&m->refs, -1 - (int64_t)n->signal);
-    text_add(t, "    mark(c, %s, o[%d]);\n", stream_name[n->stream], m->refs.n - 1);
+    text_add(t, "    mark(c, %s, o[%d]);\n", stream_name[n->stream], number(m, n->signal));
 }
 
 /* The sum of gradients over data, each piece as soon as the backward pass has made it. */
@@ -402,7 +479,7 @@ static void ended_product(Cuda *m, Text *t, int i)
     const RtStep *s = &m->s->steps.at[i], *rows = s + 1;
     const Ending *e = &m->ends[m->stage][i];
     const Inst *n = &m->p->insts.at[i];
-    const RtRef *out = &rows->arg[e->out];
+    const RtRef *arg = step_args(m->s, rows), *out = &arg[e->out];
     text_add(t, "\n    /* with it: %s%s */\n", e->end == END_BIAS ? "+ bias" : "gelu(.. + bias)",
              e->kept ? ", kept for the gradient: .. + bias" : "");
     for (int k = 0; k < 2; k++)
@@ -411,7 +488,7 @@ static void ended_product(Cuda *m, Text *t, int i)
              at(m, &s->a), s->a.ld, s->trans_a ? "true" : "false");
     text_add(t, "         %s, %" PRId64 ", %s,\n", at(m, &s->b), s->b.ld,
              s->trans_b ? "true" : "false");
-    text_add(t, "         %s,\n         %s, %" PRId64 ", ", at(m, &rows->arg[e->bias]), at(m, out),
+    text_add(t, "         %s,\n         %s, %" PRId64 ", ", at(m, &arg[e->bias]), at(m, out),
              out->ld);
     if (e->kept)
         text_add(t, "%s, %" PRId64 ", ", at(m, &s->c), s->c.ld);
@@ -465,87 +542,184 @@ static const char *unique(Cuda *m, const char *base, const char *tail)
     return name;
 }
 
-static int piece_text(Cuda *m, int first, int end)
+/* The piece's function: that of an equal text, or a new one. */
+static int piece_function(Cuda *m, const TurnPiece *x)
 {
-    Text t = { 0 };
-    m->refs.n = m->marked.n = 0;
-    for (int i = first; i < end;)
-        i += step(m, &t, i);
-    int known = map_get(m->known, t.at);
+    int known = map_get(m->known, x->text);
     if (known >= 0)
         return known;
-    const Inst *n = &m->p->insts.at[first];
+    const Inst *n = &m->p->insts.at[x->first];
     const char *name = print_turnless(n->name ? n->name : "steps", print_turn(m->p, n));
     static const char *const phase[] = { "_forward", "_back", "_sync", "_step" };
-    RunText x = { unique(m, name, phase[n->phase]), t.at, m->refs.n };
-    vec_add(&m->texts, x);
-    map_put(m->known, t.at, m->texts.n - 1);
-    text_add(&m->pieces, "static void %s(Ctx *c, const int64_t *o)\n{%s}\n\n", x.name, t.at);
+    PieceText t = { unique(m, name, phase[n->phase]), x->at.n, x->own.n };
+    vec_add(&m->texts, t);
+    map_put(m->known, x->text, m->texts.n - 1);
+    text_add(&m->pieces, "static void %s(Ctx *c, const int64_t *o%s)\n{%s}\n\n", t.name,
+             is_sliced(m) ? ", const int64_t *s" : "", x->text);
     return m->texts.n - 1;
 }
 
-typedef VEC(Run) Runs;
-
-static Runs cut_pieces(Cuda *m, int first, int end)
+static FuncPieces cut_pieces(Cuda *m, const Func *f)
 {
-    Runs out = { 0 };
-    for (int i = first; i < end;) {
-        int turn = inst_turn(m->p, i, end), n = i;
-        while (n < end && inst_turn(m->p, n, end) == turn)
+    FuncPieces out = { { 0 }, 0 };
+    Text t = { 0 };
+    m->used = 0;
+    m->func = f;
+    for (int i = f->first, n; i < f->end; i = n) {
+        int turn = inst_turn(m->p, i, f->end);
+        TurnPiece x = { .first = i };
+        for (n = i; n < f->end && inst_turn(m->p, n, f->end) == turn;)
             n++;
-        Run x = { piece_text(m, i, n), { 0 } };
-        for (int k = 0; k < m->refs.n; k++) {               // the region is in the text
-            int64_t r = m->refs.at[k];
-            vec_add(&x.at, r < 0 ? -1 - r : r / RT_REGIONS);
-        }
-        vec_add(&out, x);
-        i = n;
+        m->refs.n = m->own.n = m->marked.n = 0;
+        t.n = 0;
+        for (int k = i; k < n;)
+            k += step(m, &t, k);
+        x.text = str_of(t.at, t.n);
+        for (int k = 0; k < m->refs.n; k++)                 // the region is in the text
+            vec_add(&x.at, m->refs.at[k].n);
+        for (int k = 0; k < m->own.n; k++)
+            vec_add(&x.own, m->own.at[k].n);
+        vec_add(&out.all, x);
     }
+    out.used = m->used;
     return out;
 }
 
-/* Calls of pieces; those that follow each other with one text are a loop. */
-static void calls(Cuda *m, const char *array, const Runs *all)
+/* Functions of one chunk that do the same for all slices: their pieces stand in one order. */
+static void share_numbers(const Cuda *m, FuncPieces *of)
 {
-    int at = 0;
-    for (int i = 0; i < all->n;) {
-        const RunText *x = &m->texts.at[all->at[i].text];
-        int n = 1;
-        while (i + n < all->n && all->at[i + n].text == all->at[i].text)
-            n++;
-        const char *from = x->nrefs ? str_fmt("%s + %d", array, at) : "NULL";
-        if (n == 1)
-            text_add(&m->passes, "    %s(c, %s);\n", x->name, from);
-        else
-            text_add(&m->passes, "    for (int i = 0; i < %d; i++)\n        %s(c, %s + %d * i);\n",
-                     n, x->name, from, x->nrefs);
-        at += n * x->nrefs;
-        i += n;
+    const Plan *p = m->p;
+    bool equal = true;
+    for (int i = 1; i < p->is.nslices; i++)
+        equal &= p->is.slice[i] == p->is.slice[0];
+    if (equal)                          // so are their texts, where they can be
+        return;
+    TurnPiece **same = NEWN(TurnPiece *, p->is.nslices);
+    for (int f = 0; f < p->funcs.n; f++)
+        for (int i = 0; i < of[f].all.n; i++) {
+            int n = 0;
+            for (int g = 0; g < p->funcs.n && p->funcs.at[f].kind < STEP_SYNC; g++)
+                if (p->funcs.at[g].kind == p->funcs.at[f].kind && i < of[g].all.n &&
+                    p->funcs.at[g].chunk == p->funcs.at[f].chunk)
+                    same[n++] = &of[g].all.at[i];
+            if (n > 1 && same[0] == &of[f].all.at[i])       // of all slices at once
+                cuda_share_numbers(same, n);
+        }
+}
+
+/* A piece's numbers: from which on; in a loop, `step` more each time. */
+static const char *numbers_from(const char *array, int at, int step)
+{
+    return step ? str_fmt("%s + %d + %d * i", array, at, step) : str_fmt("%s + %d", array, at);
+}
+
+/* How many times the q pieces from i on stand there, one after another. */
+static int repeats(const int *all, int count, int i, int q)
+{
+    int n = 0;
+    while (i + (n + 1) * q <= count) {
+        for (int k = 0; k < q; k++)
+            if (all[i + n * q + k] != all[i + k])
+                return n;
+        n++;
+    }
+    return n;
+}
+
+enum { LONGEST_LOOP = 8 };              // pieces in a loop
+
+/* Calls of pieces; where some follow each other again and again they are a loop. */
+static void calls(const Cuda *m, Text *t, const char *array, const int *all, int count)
+{
+    int at = 0, own = 0;
+    for (int i = 0; i < count;) {
+        int q = 1, n;
+        while (q < LONGEST_LOOP && repeats(all, count, i, q) < 2)
+            q++;
+        n = repeats(all, count, i, q);
+        if (n < 2)
+            q = n = 1;
+        int refs = 0, owns = 0;         // of a time round
+        for (int k = 0; k < q; k++) {
+            refs += m->texts.at[all[i + k]].nrefs;
+            owns += m->texts.at[all[i + k]].nown;
+        }
+        if (n > 1)
+            text_add(t, "    for (int i = 0; i < %d; i++)%s\n", n, q > 1 ? " {" : "");
+        for (int k = 0, o = at, w = own; k < q; k++) {
+            const PieceText *x = &m->texts.at[all[i + k]];
+            text_add(t, "%s    %s(c, %s", n > 1 ? "    " : "", x->name,
+                     x->nrefs ? numbers_from(array, o, n > 1 ? refs : 0) : "NULL");
+            if (is_sliced(m))
+                text_add(t, ", %s", x->nown ? numbers_from("c->slice", w, n > 1 ? owns : 0)
+                                            : "NULL");
+            text_add(t, ");\n");
+            o += x->nrefs;
+            w += x->nown;
+        }
+        if (n > 1 && q > 1)
+            text_add(t, "    }\n");
+        at += n * refs;
+        own += n * owns;
+        i += n * q;
     }
 }
 
-/* The array of a function's offsets: an equal one again, or a new one. */
-static const char *array_of(Cuda *m, const Runs *all, const char *base)
+/* The array of a function's numbers: an equal one again, or a new one. */
+static const char *array_of(Cuda *m, const Pieces *all, bool own, const char *base)
 {
+    const char *what = own ? "slice" : "offsets";
     Text t = { 0 };
     int n = 0;
-    for (int i = 0; i < all->n; i++)
-        for (int k = 0; k < all->at[i].at.n; k++)
-            text_add(&t, "%s%" PRId64 ",", n++ % 10 ? " " : "\n    ", all->at[i].at.at[k]);
+    for (int i = 0; i < all->n; i++) {
+        const Numbers *some = own ? &all->at[i].own : &all->at[i].at;
+        for (int k = 0; k < some->n; k++)
+            text_add(&t, "%s%" PRId64 ",", n++ % 10 ? " " : "\n    ", some->at[k]);
+    }
     if (n == 0)
         return "NULL";
     int known = map_get(m->arrays, t.at);
     if (known >= 0)
-        return str_fmt("offsets_%d", known);
-    static int count;
-    map_put(m->arrays, t.at, ++count);
-    text_add(&m->passes, "static const int64_t offsets_%d[] = {      // of %s%s\n};\n\n",
-             count, base, t.at);
-    return str_fmt("offsets_%d", count);
+        return str_fmt("numbers_%d", known);
+    map_put(m->arrays, t.at, ++m->narrays);
+    text_add(&m->fresh, "static const int64_t numbers_%d[] = {      // %s of %s%s\n};\n\n",
+             m->narrays, what, base, t.at);
+    return str_fmt("numbers_%d", m->narrays);
 }
 
-/* The function's name: that of an equal one, or of a new one. */
-static const char *function(Cuda *m, const Func *f, int index)
+/* The function's name: that of an equal one, or of a new one; and the numbers of its slice. */
+static const char *function(Cuda *m, int index, const Pieces *all, const char **slice)
+{
+    const Func *f = &m->p->funcs.at[index];
+    const char *name = str_fmt("stage%d_%d", m->stage, index);
+    Text body = { 0 };
+    int *called = NEWN(int, all->n);
+    for (int i = 0; i < all->n; i++)
+        called[i] = piece_function(m, &all->at[i]);
+    m->fresh = (Text){ 0 };
+    const char *array = array_of(m, all, false, name);
+    *slice = array_of(m, all, true, name);
+    calls(m, &body, array, called, all->n);
+    const char *text = body.n ? body.at : "    (void)c;\n";
+    const char *key = str_fmt("%d %d %s", f->kind, f->chunk, text);
+    int at = map_get(m->bodies, key);
+    if (at < 0) {
+        PassFunc fresh = { name, "", text, f->kind, f->chunk, NEWN(bool, m->e->nstages),
+                       NEWN(bool, m->p->is.nslices) };
+        at = m->passes.n;
+        map_put(m->bodies, key, at);
+        vec_add(&m->passes, fresh);
+    }
+    PassFunc *x = &m->passes.at[at];
+    if (m->fresh.n)
+        x->array = str_fmt("%s%s", x->array, m->fresh.at);
+    x->stages[m->stage] = true;
+    x->slices[f->slice] = true;
+    return x->name;
+}
+
+/* Who runs it, as a comment: "stages 1 - 6: forward, slices 0 - 3". */
+static void function_text(const Cuda *m, const PassFunc *x, Text *t)
 {
     static const char *const note[] = {
         "forward", "backward", "send activations", "receive activations", "send gradients",
@@ -553,29 +727,25 @@ static const char *function(Cuda *m, const Func *f, int index)
         "once a step, in front"
     };
     const Choices *is = &m->p->is;
-    const char *name = str_fmt("stage%d_%d", m->stage, index);
-    m->used = 0;
-    Runs all = cut_pieces(m, f->first, f->end);
-    const char *array = array_of(m, &all, name);
-    Text body = { 0 }, passes = m->passes;
-    m->passes = body;
-    calls(m, array, &all);
-    body = m->passes;
-    m->passes = passes;
-    const char *key = body.n ? body.at : "";
-    int known = map_get(m->bodies, key);
-    if (known >= 0)
-        return m->functions.at[known];
-    map_put(m->bodies, key, m->functions.n);
-    vec_add(&m->functions, name);
-    text_add(&m->passes, "/* stage %d: %s", m->stage, note[f->kind]);
-    if (f->kind < STEP_SYNC && is->nslices > 1)
-        text_add(&m->passes, ", slice %d of %" PRId64 " tokens", f->slice, is->slice[f->slice]);
-    if (f->kind < STEP_SYNC && is->chunks > 1)
-        text_add(&m->passes, ", chunk %d", f->chunk);
-    text_add(&m->passes, " */\nstatic void %s(Ctx *c)\n{\n%s%s}\n\n", name, key,
-             body.n ? "" : "    (void)c;\n");
-    return name;
+    int stages = 0, slices = 0;
+    int64_t least = INT64_MAX, most = 0;    // tokens
+    for (int i = 0; i < is->stages; i++)
+        stages += x->stages[i];
+    for (int i = 0; i < is->nslices && is->nslices > 1; i++)
+        if (x->slices[i]) {
+            slices++;
+            least = is->slice[i] < least ? is->slice[i] : least;
+            most = is->slice[i] > most ? is->slice[i] : most;
+        }
+    text_add(t, "%s/* stage%s %s: %s", x->array, stages > 1 ? "s" : "",
+             print_ranges(x->stages, is->stages), note[x->kind]);
+    if (x->kind < STEP_SYNC && slices > 0)
+        text_add(t, ", slice%s %s", slices > 1 ? "s" : "", print_ranges(x->slices, is->nslices));
+    if (x->kind < STEP_SYNC && slices > 0 && least == most)
+        text_add(t, " of %" PRId64 " tokens", most);
+    if (x->kind < STEP_SYNC && is->chunks > 1)
+        text_add(t, ", chunk %d", x->chunk);
+    text_add(t, " */\nstatic void %s(Ctx *c)\n{\n%s}\n\n", x->name, x->body);
 }
 
 /* A table's name: that of an equal one of an earlier stage, or of a new one. */
@@ -624,7 +794,8 @@ static void find_alignment(Cuda *m)
             for (int j = 0; j < s->nargs; j++) {
                 if (!cuda_rows_wide(m->e->specs.at[s->kernel].rows, j))
                     continue;
-                int a = ref_aligned(&s->arg[j], s->arg[j].stored == RT_BF16_STORED ? 2 : real);
+                const RtRef *arg = &step_args(&m->e->stage[r], s)[j];
+                int a = ref_aligned(arg, arg->stored == RT_BF16_STORED ? 2 : real);
                 m->aligned[s->kernel] = a < m->aligned[s->kernel] ? a : m->aligned[s->kernel];
             }
         }
@@ -666,11 +837,10 @@ static void row_kernels(Cuda *m)
 
 typedef struct { int pass, tiles, boxes; } StageNames;     // stages whose tables they are
 
-/* Streams of function f; those of what runs under it start with it. */
-static unsigned streams_of(const Cuda *m, int f)
+/* Streams of function f, which uses some itself; those of what runs under it start with it. */
+static unsigned streams_of(const Cuda *m, int f, unsigned used)
 {
     const Plan *p = m->p;
-    unsigned used = m->used;
     for (int i = 0; f == p->under && i < p->insts.n; i++)
         if (p->insts.at[i].phase == PHASE_SYNC)
             used |= 1u << p->insts.at[i].stream;
@@ -696,9 +866,14 @@ static StageNames stage_program(Cuda *m, int r, Text *tables)
     m->p = plan_stage(m->p, r);
     m->s = &m->e->stage[r];
     m->tiles.n = m->boxes.n = 0;
+    FuncPieces *of = arena_get(perm, sizeof *of * (size_t)m->p->funcs.n);
+    for (int i = 0; i < m->p->funcs.n; i++)
+        of[i] = cut_pieces(m, &m->p->funcs.at[i]);
+    share_numbers(m, of);
     for (int i = 0; i < m->p->funcs.n; i++) {
-        const char *name = function(m, &m->p->funcs.at[i], i);
-        text_add(&pass, "\n    { %s%s },", name, streams_used(streams_of(m, i)));
+        const char *slice, *name = function(m, i, &of[i].all, &slice);
+        text_add(&pass, "\n    { %s, %s%s },", name, slice,
+                 streams_used(streams_of(m, i, of[i].used)));
     }
     for (int i = 0; i < m->tiles.n; i += 4)
         text_add(&tiles, "\n    { %" PRId64 ", %" PRId64 ", %s, %" PRId64 " },", m->tiles.at[i],
@@ -763,16 +938,19 @@ void cuda_program(const Plan *p, const Emitted *e, Ending *const *ends, Text *ou
     text_add(out, "/*\n * program.cu - %s: %s\n *\n"
              " * Made by teracube from the plan in plan.txt. Each function below is a turn of the "
              "model or\n * what stands between turns; `o` are byte offsets into the rank's block, "
-             "and numbers of events\n * where a stream marks one or follows it. teracube.cuh has "
+             "and numbers of events\n * where a stream marks one or follows it%s. teracube.cuh has "
              "what is called here. Edit, then make.\n */\n#define TERACUBE_WORKERS %d\n"
-             "typedef %s real;\n#include \"teracube.cuh\"\n\n", p->model_name, plan_line(p), p->is.workers, stored);
+             "typedef %s real;\n#include \"teracube.cuh\"\n\n", p->model_name, plan_line(p),
+             p->is.nslices > 1 ? "; `s` is what differs from slice\n * to slice" : "",
+             p->is.workers, stored);
     text_add(out, "namespace model {           // its names hide those of teracube.cuh\n\n"
              "/* ---- row programs ---- */\n\n");
     text_bytes(out, m.kernels.at, m.kernels.n);
     text_add(out, "/* ---- turns ---- */\n\n");
     text_bytes(out, m.pieces.at, m.pieces.n);
     text_add(out, "/* ---- passes ---- */\n\n");
-    text_bytes(out, m.passes.at, m.passes.n);
+    for (int i = 0; i < m.passes.n; i++)
+        function_text(&m, &m.passes.at[i], out);
     text_add(out, "/* ---- the stages' functions, by RtPass.func of the step table; row orders "
              "that meet in\n * attention, and kinds of all-to-alls (teracube.cuh) ---- */\n\n");
     text_bytes(out, tables.at, tables.n);

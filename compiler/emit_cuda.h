@@ -42,4 +42,12 @@ void     write_text(const char *dir, const char *name, const char *at, size_t n)
 /* launch.sh, launch.sbatch, launch.c, launch.h. */
 void     emit_launch(const char *dir, const Compile *c);
 
+/* Steps of one turn: the body of a function, the numbers that it gets in `o`, and in `s` those that
+ * differ from slice to slice. */
+typedef VEC(int64_t) Numbers;
+typedef struct { const char *text; InstId first; Numbers at, own; } TurnPiece;
+
+/* emit_cuda_slices.c: the pieces of a turn, by slice. Texts that differ in numbers alone become one. */
+void cuda_share_numbers(TurnPiece *const *all, int n);
+
 #endif

@@ -217,9 +217,8 @@ static bool meets(const RtRef *a, int64_t a_rows, const RtRef *b, int64_t b_rows
 }
 
 /* The result is there one step early: it must not stand where the operands still are. */
-static bool has_room(const RtStep *g, const RtStep *r, const Ending *e, int64_t real)
+static bool has_room(const RtStep *g, const RtRef *out, const Ending *e, int64_t real)
 {
-    const RtRef *out = &r->arg[e->out];
     return !meets(out, g->m, &g->a, g->trans_a ? g->k : g->m, real) &&
            !meets(out, g->m, &g->b, g->trans_b ? g->n : g->k, real) &&
            !(e->kept && meets(out, g->m, &g->c, g->m, real));
@@ -238,12 +237,13 @@ static Ending pair(Ends *m, int i)
     const RowProg *rows = &p->rowprogs.at[p->insts.at[i + 1].rows];
     ValueId v = p->insts.at[i].out[0];
     Ending e = ending_of(rows, v);
+    const RtRef *arg = step_args(m->s, r);
     if (e.end == END_NONE || rows->width != g->n || r->items != g->m ||
-        r->arg[e.bias].stored != g->c.stored || r->arg[e.out].stored != g->c.stored)
+        arg[e.bias].stored != g->c.stored || arg[e.out].stored != g->c.stored)
         return none;
     TensorId bias = p->values.at[rows->arg[e.bias].value].tensor;
     if (!others_agree(m, i, i + 1, bias, &e.kept) || (e.kept && e.end == END_BIAS) ||
-        !has_room(g, r, &e, real))
+        !has_room(g, &arg[e.out], &e, real))
         return none;
     if (e.kept)
         lighten_others(m, i, i + 1, bias);

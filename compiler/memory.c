@@ -15,6 +15,8 @@
  *
  * The peak is the size of the block, exactly.
  */
+#include <limits.h>
+
 #include "plan.h"
 
 static void touch(Plan *p, ValueId v, InstId i)
@@ -105,42 +107,93 @@ static int life_after(const Slot *s, int first)
     return lo;
 }
 
-/* Lowest offset at which the item fits among the slots, sorted by offset. */
-static int64_t lowest_gap(const Slots *slots, const Item *b)
+/* The first of the slot's lives that the item's meets, or NULL. */
+static const Life *meets(const Slot *s, const Item *b)
 {
-    int64_t at = 0;
-    for (int i = 0; i < slots->n; i++) {
-        const Slot *o = &slots->at[i];
-        int k = life_after(o, b->first);
-        if (k == o->lives.n || o->lives.at[k].first > b->last)
-            continue;
-        if (o->at - at >= b->bytes)
-            return at;
-        int64_t end = o->at + o->bytes;
-        at = end > at ? end : at;
+    int n = s->lives.n;
+    const Life *l = &s->lives.at[n - 1];
+    if (l->last < b->first)                     // items mostly come in order
+        return NULL;
+    if (n > 1 && l[-1].last >= b->first)
+        l = &s->lives.at[life_after(s, b->first)];
+    return l->first <= b->last ? l : NULL;
+}
+
+/*
+ * What the last search has found: below `at` there is no gap for so many bytes, because of lives
+ * all of which last from `first` to `last`. So there is none for another item of that size that
+ * lives then. With gpipe thousands of copies of a region are alive together: without this each
+ * would be held against all of those before it.
+ */
+typedef struct { int64_t bytes, at; int first, last; } Full;
+
+static void is_in_the_way(Full *f, const Life *l)
+{
+    f->first = l->first > f->first ? l->first : f->first;
+    f->last = l->last < f->last ? l->last : f->last;
+}
+
+/* The first slot at offset `at` or above. */
+static int slot_from(const Slots *slots, int64_t at)
+{
+    int lo = 0, hi = slots->n;
+    while (lo < hi) {
+        int mid = (lo + hi) / 2;
+        if (slots->at[mid].at < at)
+            lo = mid + 1;
+        else
+            hi = mid;
     }
+    return lo;
+}
+
+/* Lowest offset at which the item fits among the slots, sorted by offset; none has more bytes
+ * than `most`. */
+static int64_t lowest_gap(const Slots *slots, const Item *b, int64_t most, Full *f)
+{
+    bool known = f->bytes == b->bytes && f->first <= f->last && b->first <= f->last &&
+                 b->last >= f->first;
+    if (!known)
+        *f = (Full){ b->bytes, 0, INT_MIN, INT_MAX };
+    int from = slot_from(slots, f->at);
+    int64_t at = f->at;
+    for (int i = from; i-- > 0 && slots->at[i].at + most > f->at;) {    // those that reach there
+        const Slot *o = &slots->at[i];
+        const Life *l = o->at + o->bytes > f->at ? meets(o, b) : NULL;
+        if (l == NULL)
+            continue;
+        at = o->at + o->bytes > at ? o->at + o->bytes : at;
+        is_in_the_way(f, l);
+    }
+    for (int i = from; i < slots->n && slots->at[i].at - at < b->bytes; i++) {
+        const Slot *o = &slots->at[i];
+        const Life *l = meets(o, b);
+        if (l == NULL)
+            continue;
+        at = o->at + o->bytes > at ? o->at + o->bytes : at;
+        is_in_the_way(f, l);
+    }
+    f->at = at;
     return at;
 }
 
 static void occupy(Slots *slots, const Item *b)
 {
-    int i = 0;
-    while (i < slots->n && (slots->at[i].at < b->at ||
-                            (slots->at[i].at == b->at && slots->at[i].bytes != b->bytes)))
+    int i = slot_from(slots, b->at);
+    while (i < slots->n && slots->at[i].at == b->at && slots->at[i].bytes != b->bytes)
         i++;
     if (i == slots->n || slots->at[i].at != b->at) {
         Slot fresh = { b->at, b->bytes, { 0 } };
+        int n = slots->n;
         vec_add(slots, fresh);
-        for (int k = slots->n - 1; k > i; k--)
-            slots->at[k] = slots->at[k - 1];
+        memmove(&slots->at[i + 1], &slots->at[i], sizeof fresh * (size_t)(n - i));
         slots->at[i] = fresh;
     }
     Slot *s = &slots->at[i];
     Life life = { b->first, b->last };
+    int n = s->lives.n, k = life_after(s, b->first);
     vec_add(&s->lives, life);
-    int k = s->lives.n - 1;
-    for (; k > 0 && s->lives.at[k - 1].first > b->first; k--)
-        s->lives.at[k] = s->lives.at[k - 1];
+    memmove(&s->lives.at[k + 1], &s->lives.at[k], sizeof life * (size_t)(n - k));
     s->lives.at[k] = life;
 }
 
@@ -148,11 +201,12 @@ static void occupy(Slots *slots, const Item *b)
 static int64_t place(Items *e)
 {
     Slots slots = { 0 };
+    Full full = { -1, 0, 0, 0 };
     int64_t top = 0;
     vec_sort(*e, by_size);
     for (int i = 0; i < e->n; i++) {
         Item *b = &e->at[i];
-        b->at = lowest_gap(&slots, b);
+        b->at = lowest_gap(&slots, b, e->at[0].bytes, &full);
         occupy(&slots, b);
         top = b->at + b->bytes > top ? b->at + b->bytes : top;
     }
@@ -338,8 +392,9 @@ void memory_place(Plan *p)
 {
     for (int r = 0; r < (p->stages && p->stage == 0 ? p->is.stages : 1); r++) {
         Plan *s = p->stages && p->stage == 0 ? p->stages[r] : p;
-        if (s->insts.n == 0)
+        if (s->insts.n == 0 || s->placed)
             continue;
+        s->placed = true;
         find_lives(s);
         find_ahead(s);
         if (s->is.stages == 1 && s->is.chunks == 1 && s->is.nslices == 1) {

@@ -40,24 +40,55 @@ static void number_psums(Part *q)
     }
 }
 
-static void lay_out_stage(Plan *p)
+/* All that is the same for every stage, and whatever is kept. */
+static void look_around(Part *q, Plan *p)
 {
-    Part q;
-    p->rowmaps.n = p->units.n = p->values.n = p->rowprogs.n = p->insts.n = p->buffers.n = 0;
-    p->funcs.n = p->calls.n = p->front.n = 0;
-    fresh(&q, p);
-    number_psums(&q);
-    place_columns(&q);
+    fresh(q, p);
+    number_psums(q);
+    place_columns(q);
     if (diag_errors())
         return;
-    place_cuts(&q);
+    place_cuts(q);
+    cluster_ops(q);
+}
+
+static void *copied(const void *at, size_t bytes)
+{
+    void *out = arena_get(perm, bytes);
+    if (bytes)
+        memcpy(out, at, bytes);
+    return out;
+}
+
+/* `common` for one stage, which writes into its own copies. */
+static Part part_of_stage(const Part *common, Plan *p)
+{
+    Part q = *common;
+    q.p = p;
+    q.spot = copied(q.spot, sizeof *q.spot * (size_t)(p->tensors.n + 2 * p->params.n));
+    q.info = copied(q.info, sizeof *q.info * (size_t)p->ops.n);
+    q.clusters.at = copied(q.clusters.at, sizeof *q.clusters.at * (size_t)q.clusters.n);
+    q.psums.at = copied(q.psums.at, sizeof *q.psums.at * (size_t)q.psums.n);
+    q.clusters.cap = q.clusters.n;
+    q.psums.cap = q.psums.n;
+    q.param_unit = NEWN(int, p->params.n);
+    q.param_nunits = NEWN(int, p->params.n);
+    q.concat = NEWN(ValueId, p->ops.n);
+    return q;
+}
+
+static void lay_out_stage(const Part *common, Plan *p)
+{
+    Part q = part_of_stage(common, p);
+    p->rowmaps.n = p->units.n = p->values.n = p->rowprogs.n = p->insts.n = p->buffers.n = 0;
+    p->funcs.n = p->calls.n = p->front.n = 0;
+    p->placed = false;
     place_params(&q);
     place_units(&q);
     q.grad = NEWN(UnitGrad, p->units.n);
     q.unit_whole = NEWN(ValueId, p->units.n);
     q.unit_phase = NEWN(Phase, p->units.n);
     q.unit_turn = NEWN(int, p->units.n);
-    cluster_ops(&q);
     lower(&q);
     memory_place(p);
 }
@@ -96,14 +127,14 @@ static int64_t largest_block(const Plan *p)
     return most;
 }
 
-static void lay_out(Plan *p, bool keep_inputs, bool keep_weights)
+static void lay_out(const Part *common, Plan *p, bool keep_inputs, bool keep_weights)
 {
     p->is.keep_inputs = keep_inputs;
     p->is.keep_weights = keep_weights;
     for (int r = 0; r < p->is.stages && !diag_errors(); r++) {
         Plan *s = plan_stage(p, r);
         s->is = p->is;
-        lay_out_stage(s);
+        lay_out_stage(common, s);
     }
 }
 
@@ -192,13 +223,16 @@ void partition_choose(Plan *p)
     }
     fresh(&q, p);
     place_psums(&q);
+    look_around(&q, p);
     make_stages(p);
+    if (diag_errors())
+        return;
     if (p->is.summa) {
-        lay_out(p, false, false);
+        lay_out(&q, p, false, false);
         p->is.keep_why = "blocks are sent again for every product";
     } else if (keep.v) {
         bool both = strcmp(keep.v, "both") == 0;
-        lay_out(p, both || strcmp(keep.v, "inputs") == 0, both || strcmp(keep.v, "weights") == 0);
+        lay_out(&q, p, both || strcmp(keep.v, "inputs") == 0, both || strcmp(keep.v, "weights") == 0);
         p->is.keep_why = "pinned";
     } else {
         static const bool way[][2] = { { true, true }, { true, false }, { false, false } };
@@ -207,7 +241,7 @@ void partition_choose(Plan *p)
             "gathered weights are gathered again: keeping them does not fit",
             "everything is gathered again: keeping it does not fit" };
         for (int i = 0; i < 3; i++) {
-            lay_out(p, way[i][0], way[i][1]);
+            lay_out(&q, p, way[i][0], way[i][1]);
             p->is.keep_why = why[i];
             if (diag_errors() || largest_block(p) <= p->is.room_bytes)
                 break;

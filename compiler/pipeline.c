@@ -416,7 +416,9 @@ static void build_schedule(Pipeline *q, const Feed *f)
 {
     Schedule *s = &q->schedule;
     int n = q->P * q->v;
+    Steps *before = s->stage;           // of another candidate: written over
     *s = shape(q, f->m, f->k);
+    s->stage = before;
     s->b = f->b;
     s->sequence = q->plan->is.sequence;
     s->slice = f->slice;
@@ -424,8 +426,6 @@ static void build_schedule(Pipeline *q, const Feed *f)
     for (int i = 0; i + 1 < n; i++)
         s->cut_bytes[i] = stretch_cut_bytes(q->cost, &q->section[i]);
     schedule_build(s);
-    if (schedule_check(s, stderr))
-        bug("the schedule does not hold together");
 }
 
 /* Passes and transfers of every section and slice. */
@@ -512,6 +512,12 @@ static void build(Pipeline *q, const Feed *f, bool keep_spans)
 {
     build_schedule(q, f);
     run_schedule(q, f, keep_spans);
+}
+
+static void check_schedule(const Pipeline *q)
+{
+    if (schedule_check(&q->schedule, stderr))
+        bug("the schedule does not hold together");
 }
 
 static int by_step(const void *a, const void *b)
@@ -685,8 +691,11 @@ Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool on_paper)
     if (diag_errors() || q->feeds.n == 0)
         return NULL;
     q->feed = q->feeds.at[0];
-    price(q, q->feed.b);
-    build(q, &q->feed, on_paper);
+    if (q->feeds.n > 1 || on_paper) {       // a lone candidate has just been built
+        price(q, q->feed.b);
+        build(q, &q->feed, on_paper);
+    }
+    check_schedule(q);
     stage_memory(q);
     figures(q);
     return q;
@@ -709,7 +718,9 @@ Pipeline *pipeline_again(const Pipeline *old)
     q->cost = cost_new(q->plan, q->turns_only);
     q->section = stretch_new(q->cost, n, turns);
     q->estimator = estimator_new(q->plan, q->turns_only);
+    q->schedule.stage = NULL;
     build(q, &old->feed, true);
+    check_schedule(q);
     stage_memory(q);
     figures(q);
     return q;

@@ -461,6 +461,7 @@ typedef struct Plan {
     /* memory */
     VEC(Buffer) buffers;
     int64_t block_bytes;            // the peak, exactly
+    bool placed;                    // memory.c has seen these instructions
     /* on paper */
     struct Pipeline *pipeline;      // pipeline.c: predicted, or NULL
 } Plan;
@@ -530,7 +531,8 @@ void partition_choose(Plan *p);
 void funcs_of_one(Plan *p);
 void calls_of_one(Plan *p);
 void calls_of_table(Plan *p, const Steps *table);       // of one stage; BEGIN included
-/* memory.c    needs insts; fills buffers' lives and offsets, block_bytes. */
+/* memory.c    needs insts; fills buffers' lives and offsets, block_bytes; of a stage once, until
+ * `placed` is false again. */
 void memory_place(Plan *p);
 bool call_needs(StepKind k, Region r);          // may a call touch that region of its unit?
 /* streams.c   needs memory; streams and events of the CUDA target, of all stages. */

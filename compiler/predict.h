@@ -204,7 +204,7 @@ typedef struct {
     int64_t b, sequence;        // sequences of a microbatch
     int64_t *slice;             // k lengths in tokens, adding up to the sequence
     int64_t *cut_bytes;         // P*v - 1: bytes of a token where section i ends
-    Steps *stage;               // P tables, filled by schedule_build
+    Steps *stage;               // P tables, filled by schedule_build; NULL, or some to write over
 } Schedule;
 
 /* Microbatches come in whole groups of this many where there are chunks (else 1). */

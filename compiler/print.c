@@ -18,12 +18,13 @@ static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 /* Replaces the number `turn` (or, turn unknown, each dotted number) by `*`. */
 const char *print_turnless(const char *name, int turn)
 {
-    Text t = { 0 };
+    static Text t;                  // the same room for every name
     bool found = false;
+    t.n = 0;
     for (const char *s = name; *s;) {
         if (!is_digit(*s) || (s > name && is_digit(s[-1]))) {
             found &= *s != '+';     // "h.0.q+h.0.k": every name has its turn
-            text_add(&t, "%c", *s++);
+            text_bytes(&t, s++, 1);
             continue;
         }
         const char *e = s;
@@ -32,13 +33,32 @@ const char *print_turnless(const char *name, int turn)
         bool dotted = (s == name || s[-1] == '.' || s[-1] == '+') && *e == '.';
         bool is_turn = turn >= 0 ? !found && strtol(s, NULL, 10) == turn : dotted;
         if (is_turn && e - s < 10) {
-            text_add(&t, "*");
+            text_bytes(&t, "*", 1);
             found = true;
         } else
-            text_add(&t, "%.*s", (int)(e - s), s);
+            text_bytes(&t, s, (size_t)(e - s));
         s = e;
     }
     return t.n ? str_of(t.at, t.n) : "";
+}
+
+const char *print_range(int from, int to)
+{
+    return from == to ? str_fmt("%d", from) : str_fmt("%d-%d", from, to);
+}
+
+const char *print_ranges(const bool *of, int n)
+{
+    Text t = { 0 };
+    for (int r = 0; r < n;) {
+        int to = r;
+        while (of[r] && to + 1 < n && of[to + 1])
+            to++;
+        if (of[r])
+            text_add(&t, "%s%s", t.n ? ", " : "", print_range(r, to));
+        r = to + 1;
+    }
+    return t.n ? str_of(t.at, t.n) : "-";
 }
 
 /* The unit that a value is of, also where it is a range of the parameters' region. */
@@ -142,27 +162,46 @@ const char *print_recompute(const Plan *p)
          : s->recompute.v ? s->recompute.v : "none";
 }
 
-ParamHome print_param_home(const Plan *p, ParamId w)
+/* Columns of parameter w in a unit, from piece `from` on. */
+static int64_t columns_in(const ParamUnit *u, ParamId w, int from)
 {
-    ParamHome h = { 0 };
+    int64_t cols = 0;
+    for (int j = from; j < u->npieces; j++)
+        if (u->piece[j].param == w)
+            cols += (j + 1 < u->npieces ? u->piece[j + 1].local_start : u->bcols) -
+                    u->piece[j].local_start;
+    return cols;
+}
+
+static ParamHome *homes_of(const Plan *p)
+{
+    ParamHome *all = NEWN(ParamHome, p->params.n);
+    const ParamUnit **last = NEWN(const ParamUnit *, p->params.n);     // seen with this parameter
     for (int u = 0; u < p->units.n; u++) {
         const ParamUnit *unit = &p->units.at[u];
-        int64_t cols = 0;
-        for (int j = 0; j < unit->npieces; j++)
-            if (unit->piece[j].param == w) {
-                int64_t end = j + 1 < unit->npieces ? unit->piece[j + 1].local_start
-                                                    : unit->bcols;
-                cols += end - unit->piece[j].local_start;
-            }
-        if (cols == 0)
-            continue;
-        h.unit = h.unit ? h.unit : unit;
-        h.rows = unit->brows;
-        h.cols += cols;
         int64_t ways = axes_size(p, unit->spread, unit->rep);
-        h.elements += (unit->brows * cols + ways - 1) / ways;
+        for (int j = 0; j < unit->npieces; j++) {
+            ParamId w = unit->piece[j].param;
+            ParamHome *h = &all[w];
+            int64_t cols = last[w] == unit ? 0 : columns_in(unit, w, j);
+            last[w] = unit;
+            if (cols == 0)
+                continue;
+            h->unit = h->unit ? h->unit : unit;
+            h->rows = unit->brows;
+            h->cols += cols;
+            h->elements += (unit->brows * cols + ways - 1) / ways;
+        }
     }
-    return h;
+    return all;
+}
+
+ParamHome **print_param_homes(const Plan *p)
+{
+    ParamHome **all = NEWN(ParamHome *, p->is.stages);
+    for (int r = 0; r < p->is.stages; r++)
+        all[r] = homes_of(plan_stage(p, r));
+    return all;
 }
 
 /* ---- traffic ---------------------------------------------------------------- */

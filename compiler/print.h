@@ -50,12 +50,15 @@ Axes        print_axes(const Plan *p, Axes a, int rep);     // without axes of s
 const char *print_turnless(const char *name, int turn);     // "h.3.ln" -> "h.*.ln"
 const char *print_value_name(const Plan *p, ValueId v);     // tensor, weight or buffer
 int         print_turn(const Plan *p, const Inst *i);
+const char *print_range(int from, int to);          // "3" or "3-5"
+const char *print_ranges(const bool *of, int n);    // those that are true: "0, 2-4"; "-"
 int64_t     print_parameters(const Plan *p);        // elements of the model
 int64_t     print_passes(const Plan *p);            // microbatches of a step
 int64_t     print_param_bytes(const Plan *p);       // of a stored element
-/* Local elements of parameter w on a rank of a stage, its unit, and the block's shape. */
+/* Local elements of a parameter on a rank of a stage, its unit (NULL: it has none there), and the
+ * block's shape. */
 typedef struct { const ParamUnit *unit; int64_t rows, cols, elements; } ParamHome;
-ParamHome   print_param_home(const Plan *p, ParamId w);
+ParamHome **print_param_homes(const Plan *p);       // by stage and parameter
 const char *print_keep(const Choices *is);          // as in the plan block
 const char *print_partition(const Choices *is);     // the family: 1d, 2d, 3d, summa(q)
 const char *print_recompute(const Plan *p);

@@ -343,13 +343,13 @@ static const char *stored_word(const Plan *p, BufferId b)
     return d == D_BF16 ? "bf16" : narrow ? "fp32" : precision_word[p->is.precision];
 }
 
-static void json_param(Json *j, const Plan *p, int w)
+static void json_param(Json *j, const Plan *p, ParamHome *const *homes, int w)
 {
     const Param *a = &p->params.at[w];
     ParamHome h = { 0 };
     int first = 0;
     for (; first < p->is.stages && h.unit == NULL; first++)
-        h = print_param_home(plan_stage(p, first), w);
+        h = homes[first][w];
     if (h.unit == NULL)
         return;
     const ParamUnit *u = h.unit;
@@ -376,7 +376,7 @@ static void json_param(Json *j, const Plan *p, int w)
     json_integer(j, "stage", first - 1);
     json_begin(j, "stages", '[');
     for (int r = first - 1; r < p->is.stages; r++)
-        if (print_param_home(plan_stage(p, r), w).unit)
+        if (homes[r][w].unit)
             json_integer(j, NULL, r);
     json_end(j, ']');
     json_end(j, '}');
@@ -428,9 +428,10 @@ static bool is_activation(const Plan *p, const Value *v)
  * first slice that make them; names are unique. */
 static void json_tensors(Json *j, const Plan *p)
 {
+    ParamHome *const *homes = print_param_homes(p);
     json_begin(j, "tensors", '[');
     for (int w = 0; w < p->params.n; w++)
-        json_param(j, p, w);
+        json_param(j, p, homes, w);
     Map *done = map_new();
     for (int r = 0; r < p->is.stages; r++) {
         const Plan *s = plan_stage(p, r);

@@ -204,17 +204,21 @@ int64_t print_block_under(const Plan *p, int r, ScheduleKind kind)
     Plan other = *plan_stage(p, r);
     Schedule s = p->pipeline->schedule;
     s.kind = kind;
+    s.stage = NULL;
     schedule_build(&s);
     Steps all = { 0 };
+    vec_reserve(&all, s.stage[r].n + 1);
     Step begin = { STEP_BEGIN, 0, 0, 0, NONE, 0 };
     vec_add(&all, begin);
     for (int i = 0; i < s.stage[r].n; i++)
         vec_add(&all, s.stage[r].at[i]);
     memset(&other.calls, 0, sizeof other.calls);
     memset(&other.buffers, 0, sizeof other.buffers);
+    vec_reserve(&other.buffers, plan_stage(p, r)->buffers.n);
     for (int i = 0; i < plan_stage(p, r)->buffers.n; i++)
         vec_add(&other.buffers, plan_stage(p, r)->buffers.at[i]);
     other.stages = NULL;
+    other.placed = false;
     calls_of_table(&other, &all);
     memory_place(&other);
     return other.block_bytes;

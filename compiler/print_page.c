@@ -43,11 +43,6 @@ static Stages find_stages(const Plan *p)
     return all;
 }
 
-static const char *range_text(int from, int to)
-{
-    return from == to ? str_fmt("%d", from) : str_fmt("%d-%d", from, to);
-}
-
 /* ---- at a glance -------------------------------------------------------------- */
 
 static const char *number_text(int64_t n)
@@ -253,7 +248,7 @@ static void print_axis_costs(const Stages *all, FILE *f)
         while (to + 1 < all->n && same_axes(&all->at[r], &all->at[to + 1]))
             to++;
         any |= all->at[r].traffic.n > 0;
-        axis_rows(&all->at[r], all->n > 1 ? range_text(r, to) : "-", &t);
+        axis_rows(&all->at[r], all->n > 1 ? print_range(r, to) : "-", &t);
         r = to + 1;
     }
     if (!any)
@@ -368,27 +363,13 @@ static const char *shown_name(const Param *w)
     return w->turn == NONE ? w->name : print_turnless(w->name, w->turn);
 }
 
-static const char *stages_text(const bool *of, int n)
-{
-    Text t = { 0 };
-    for (int r = 0; r < n;) {
-        int to = r;
-        while (of[r] && to + 1 < n && of[to + 1])
-            to++;
-        if (of[r])
-            text_add(&t, "%s%s", t.n ? ", " : "", range_text(r, to));
-        r = to + 1;
-    }
-    return t.n ? str_of(t.at, t.n) : "-";
-}
-
-static void add_param(const Plan *p, ParamId w, Rows *rows, Map *seen)
+static void add_param(const Plan *p, ParamHome *const *homes, ParamId w, Rows *rows, Map *seen)
 {
     const Param *a = &p->params.at[w];
     bool *on = NEWN(bool, p->is.stages);
     ParamHome home = { 0 };
     for (int r = 0; r < p->is.stages; r++) {
-        ParamHome h = print_param_home(plan_stage(p, r), w);
+        ParamHome h = homes[r][w];
         on[r] = h.unit != NULL;
         home = home.unit ? home : h;
     }
@@ -414,8 +395,9 @@ static void print_parameters_table(const Plan *p, FILE *f)
 {
     Rows rows = { 0 };
     Map *seen = map_new();
+    ParamHome *const *homes = print_param_homes(p);
     for (int i = 0; i < p->params.n; i++)
-        add_param(p, i, &rows, seen);
+        add_param(p, homes, i, &rows, seen);
     Table t = { .align = "lllllllrr" };
     static const char *const head[] = { "parameter", "shape", "rows by", "columns by", "spread",
                                         "kept by", "stages", "on a rank", "times" };
@@ -432,7 +414,7 @@ static void print_parameters_table(const Plan *p, FILE *f)
         table_cell(&t, "%s", axes_text(p, u->col_axis, u->rep));
         table_cell(&t, "%s", axes_text(p, u->spread, u->rep));
         table_cell(&t, "%s", axes_text(p, u->repl, u->rep));
-        table_cell(&t, "%s", p->is.stages > 1 ? stages_text(row->stages, p->is.stages) : "-");
+        table_cell(&t, "%s", p->is.stages > 1 ? print_ranges(row->stages, p->is.stages) : "-");
         table_cell(&t, "%s", str_bytes((double)(row->home.elements * print_param_bytes(p))));
         table_cell(&t, "%d", row->count);
     }
@@ -493,7 +475,7 @@ static void print_collectives(const Stages *all, FILE *f)
         while (to + 1 < all->n && text[to + 1] == text[r])
             to++;
         if (all->n > 1)
-            fprintf(f, "stage%s %s\n", r == to ? "" : "s", range_text(r, to));
+            fprintf(f, "stage%s %s\n", r == to ? "" : "s", print_range(r, to));
         fprintf(f, "%s", text[r]);
         r = to + 1;
     }

@@ -102,7 +102,7 @@ static void blob_add(Blob *b, const char *name, const void *at, size_t n)
 
 static void object(const Compile *c, const Emitted *e, const char *path)
 {
-    enum { BLOBS = 12 };
+    enum { BLOBS = RT_TABLES };
     Blob b[BLOBS] = { { 0 } };
     for (int r = 0; r < e->nstages; r++) {
         const StageTables *s = &e->stage[r];
@@ -119,6 +119,7 @@ static void object(const Compile *c, const Emitted *e, const char *path)
         TABLE("program_passes", s->passes);
         TABLE("program_slices", s->slices);
         TABLE("program_outs", s->outs);
+        TABLE("program_args", s->args);
 #undef TABLE
         blob_add(&b[k++], "program_text", s->text.at, s->text.n);
     }
@@ -165,12 +166,17 @@ int command_build(Compile *c)
     if (diag_errors())
         return EXIT_INPUT;
     object(c, e, obj);
-    const char *cc = getenv("CC") ? getenv("CC") : "cc";
-    const char *const argv[] = { cc, "-o", exe, obj, lib, "-lm", "-lpthread", "-ldl",
+    const char *const rest[] = { "-o", exe, obj, lib, "-lm", "-lpthread", "-ldl",
 #ifdef TERACUBE_SAN
         "-fsanitize=address,undefined",
 #endif
         NULL };
+    const char *argv[CHILD_WORDS + sizeof rest / sizeof *rest], *named = getenv("CC");
+    int n = child_words(argv, 0, named ? named : "");      // "ccache cc": as make takes it
+    if (n == 0)
+        argv[n++] = "cc";
+    const char *cc = argv[0];
+    memcpy(argv + n, rest, sizeof rest);
     int status = child_run(argv, NULL, NULL);
     unlink(obj);
     if (status != 0) {

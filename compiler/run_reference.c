@@ -91,18 +91,14 @@ static void give_norm(const RtCall *call, int64_t lo, int64_t hi)
     run.counted = true;
 }
 
-/* Arguments of a call: where the block has parameters and moments. */
+/* The arguments of a call are where the block has parameters and moments. */
 static RtStep step(int kind, int phase, int call, int ids, const RtHeader *h)
 {
-    RtStep s = { .kind = kind, .phase = phase, .name = -1, .source = -1, .reason = -1,
-                 .kernel = call, .axes = RT_DATA, .rep = 1, .items = 1, .grain = 1,
-                 .nargs = h->v_offset >= 0 ? 3 : 2,
-                 .rowmap = ids == RT_IDS_NONE ? -1 : 0, .rowmap_k = -1, .colmap = -1,
-                 .columns_src = -1, .columns_dst = -1, .ids = ids };
-    s.arg[0] = (RtRef){ .offset = h->params_offset, .ld = 1 };
-    s.arg[1] = (RtRef){ .offset = h->m_offset, .ld = 1 };
-    s.arg[2] = (RtRef){ .offset = h->v_offset, .ld = 1 };
-    return s;
+    return (RtStep){ .kind = kind, .phase = phase, .name = -1, .source = -1, .reason = -1,
+                     .kernel = call, .axes = RT_DATA, .rep = 1, .items = 1, .grain = 1,
+                     .nargs = h->v_offset >= 0 ? 3 : 2,
+                     .rowmap = ids == RT_IDS_NONE ? -1 : 0, .rowmap_k = -1, .colmap = -1,
+                     .columns_src = -1, .columns_dst = -1, .ids = ids };
 }
 
 int run_reference(Compile *c)
@@ -138,6 +134,8 @@ int run_reference(Compile *c)
         step(RT_KERNEL, 0, 1, RT_IDS_TARGETS, h), step(RT_NORM, 3, -1, RT_IDS_NONE, h),
         step(RT_TOTALS, 3, -1, RT_IDS_NONE, h),
     };
+    const RtRef args[] = { { .offset = h->params_offset, .ld = 1 },
+                           { .offset = h->m_offset, .ld = 1 }, { .offset = h->v_offset, .ld = 1 } };
     const RtRowMap all = { .nslices = 1, .count = h->T };
     const RtPass passes[] = {
         { .kind = RT_PASS_BEGIN, .first = 0, .last = 1 },
@@ -158,6 +156,7 @@ int run_reference(Compile *c)
     h->npasses = sizeof passes / sizeof *passes;
     h->nslices = 1;
     program.steps = steps;
+    program.args = args;
     program.rowmaps = &all;
     if (!c->o->quiet)
         fprintf(stderr, "note: the reference interpreter, in double precision, without a plan\n");

@@ -74,6 +74,7 @@ static Steps forward_order(const Schedule *s)
 {
     Steps out = { 0 };
     int group = s->v == 1 ? s->m : group_microbatches(s);
+    vec_reserve(&out, s->m * s->k * s->v);
     for (int lo = 0; lo < s->m; lo += group)
         for (int c = 0; c < s->v; c++)
             for (int j = lo; j < lo + group && j < s->m; j++)
@@ -87,6 +88,7 @@ static Steps forward_order(const Schedule *s)
 static Steps backward_order(const Schedule *s, const Steps *forward)
 {
     Steps out = { 0 };
+    vec_reserve(&out, forward->n);
     if (s->kind == SCHEDULE_GPIPE) {
         for (int i = forward->n; i-- > 0;) {
             Step u = forward->at[i];
@@ -103,20 +105,6 @@ static Steps backward_order(const Schedule *s, const Steps *forward)
                     Step u = { STEP_BACKWARD, j, i, c, NONE, 0 };
                     vec_add(&out, u);
                 }
-    return out;
-}
-
-static Steps compute_order(const Schedule *s, int r, const Steps *forward, const Steps *backward)
-{
-    Steps out = { 0 };
-    int f = 0, b = 0, warm = schedule_warmup(s, r);
-    while (f < warm)
-        vec_add(&out, forward->at[f++]);
-    while (b < backward->n) {
-        if (f < forward->n)
-            vec_add(&out, forward->at[f++]);
-        vec_add(&out, backward->at[b++]);
-    }
     return out;
 }
 
@@ -165,52 +153,83 @@ static void transfer(Schedule *s, int r, const Step *u)
     vec_add(&s->stage[send.peer], recv);
 }
 
+typedef struct {
+    const Schedule *s;
+    Steps forward, backward;
+    int *nforward, *nbackward;      // by stage: how many have run
+    int *warmup;
+    double *free_at;                // by stage: end of its last step
+    double *end;                    // by stage: of its next step; HUGE_VAL: it has to wait
+    double *done;                   // by unit_index: when; 0: not yet
+} Line;
+
+/* The next compute step of a stage: forwards up to the warm-up, then one of each in turn. NULL
+ * behind the last. */
+static const Step *next_step(const Line *l, int r)
+{
+    int f = l->nforward[r], b = l->nbackward[r];
+    if (f < l->forward.n && f <= l->warmup[r] + b)
+        return &l->forward.at[f];
+    return b < l->backward.n ? &l->backward.at[b] : NULL;
+}
+
+static double end_of_next(const Line *l, int r)
+{
+    const Schedule *s = l->s;
+    const Step *u = next_step(l, r);
+    if (u == NULL)
+        return HUGE_VAL;
+    bool is_forward = u->kind == STEP_FORWARD;
+    int section = u->chunk * s->P + r, before = is_forward ? section - 1 : section + 1;
+    double ready = l->free_at[r], input = 1;
+    if (before >= 0 && before < s->P * s->v)
+        input = l->done[unit_index(s, u, before)];
+    else if (!is_forward) {
+        Step own = *u;
+        own.kind = STEP_FORWARD;
+        input = l->done[unit_index(s, &own, section)];
+    }
+    if (input == 0)
+        return HUGE_VAL;
+    return (ready > input ? ready : input) + (is_forward ? 2 : 4);
+}
+
 /*
  * Runs the pipeline with a forward of 2 units of time and a backward of 4. A step
- * is chosen when it would end first; ties go to the later stage.
+ * is chosen when it would end first; ties go to the later stage. What a stage has done
+ * changes the next step of its neighbours and its own, nobody else's.
  */
 void schedule_build(Schedule *s)
 {
-    Steps forward = forward_order(s), backward = backward_order(s, &forward);
-    int sections = s->P * s->v;
-    Steps *order = NEWN(Steps, s->P);
-    int *at = NEWN(int, s->P);
-    double *free_at = NEWN(double, s->P);
-    double *done = NEWN(double, (size_t)2 * (size_t)s->m * (size_t)s->k * (size_t)sections);
-    s->stage = NEWN(Steps, s->P);
-    for (int r = 0; r < s->P; r++)
-        order[r] = compute_order(s, r, &forward, &backward);
-    for (int left = s->P * 2 * forward.n; left > 0; left--) {
-        int best = NONE;
-        double best_end = HUGE_VAL;
-        for (int r = s->P; r-- > 0;) {
-            if (at[r] == order[r].n)
-                continue;
-            Step u = order[r].at[at[r]];
-            bool is_forward = u.kind == STEP_FORWARD;
-            int section = u.chunk * s->P + r, before = is_forward ? section - 1 : section + 1;
-            double ready = free_at[r], input = 1;
-            if (before >= 0 && before < sections)
-                input = done[unit_index(s, &u, before)];
-            else if (!is_forward) {
-                u.kind = STEP_FORWARD;
-                input = done[unit_index(s, &u, section)];
-            }
-            if (input == 0)
-                continue;
-            double end = (ready > input ? ready : input) + (is_forward ? 2 : 4);
-            if (end < best_end) {
-                best_end = end;
-                best = r;
-            }
-        }
-        if (best == NONE)
+    int P = s->P, units = s->m * s->k * s->v;
+    Line l = { .s = s, .forward = forward_order(s), .nforward = NEWN(int, P),
+               .nbackward = NEWN(int, P), .warmup = NEWN(int, P), .free_at = NEWN(double, P),
+               .end = NEWN(double, P), .done = NEWN(double, (size_t)2 * units * P) };
+    l.backward = backward_order(s, &l.forward);
+    if (s->stage == NULL)
+        s->stage = NEWN(Steps, P);
+    for (int r = 0; r < P; r++) {
+        l.warmup[r] = schedule_warmup(s, r);
+        s->stage[r].n = 0;
+        vec_reserve(&s->stage[r], units * (P > 1 ? 6 : 2) + 2);
+    }
+    for (int r = 0; r < P; r++)
+        l.end[r] = end_of_next(&l, r);
+    for (int left = P * 2 * units; left > 0; left--) {
+        int best = P - 1;
+        for (int r = P - 1; r-- > 0;)
+            best = l.end[r] < l.end[best] ? r : best;
+        if (l.end[best] == HUGE_VAL)
             bug("schedule: %s of %d stages, %d microbatches, %d slices, %d chunks stands still",
                 schedule_word[s->kind], s->P, s->m, s->k, s->v);
-        const Step *u = &order[best].at[at[best]++];
-        free_at[best] = done[unit_index(s, u, u->chunk * s->P + best)] = best_end;
+        const Step *u = next_step(&l, best);
+        l.free_at[best] = l.done[unit_index(s, u, u->chunk * P + best)] = l.end[best];
+        (u->kind == STEP_FORWARD ? l.nforward : l.nbackward)[best]++;
         vec_add(&s->stage[best], *u);
         transfer(s, best, u);
+        int near[] = { best, (best + 1) % P, (best + P - 1) % P };
+        for (int i = 0; i < 3; i++)
+            l.end[near[i]] = end_of_next(&l, near[i]);
     }
     for (int r = 0; r < s->P; r++) {
         Step sync = { STEP_SYNC, 0, 0, 0, NONE, 0 }, update = { STEP_OPTIMIZER, 0, 0, 0, NONE, 0 };
@@ -335,25 +354,31 @@ static void check_stage(Check *c, int r)
         fails(c, "step-missing", "stage %d: %d syncs and %d updates", r, sync, update);
 }
 
-/* Transfers of one kind from stage r to stage q, in the order of r's or q's table. */
-static Steps transfers_of(const Schedule *s, int r, int q, StepKind kind)
+/* The next transfer of one kind between stage r and stage q in r's table, from step *at on. */
+static const Step *next_transfer(const Schedule *s, int r, int q, StepKind kind, int *at)
 {
-    Steps out = { 0 };
-    for (int i = 0; i < s->stage[r].n; i++)
-        if (s->stage[r].at[i].kind == kind && s->stage[r].at[i].peer == q)
-            vec_add(&out, s->stage[r].at[i]);
-    return out;
+    const Steps *t = &s->stage[r];
+    while (*at < t->n) {
+        const Step *u = &t->at[(*at)++];
+        if (u->kind == kind && u->peer == q)
+            return u;
+    }
+    return NULL;
 }
 
 static void check_pair(Check *c, int r, int q, StepKind send_kind)
 {
     const Schedule *s = c->s;
-    Steps out = transfers_of(s, r, q, send_kind), in = transfers_of(s, q, r, send_kind + 1);
-    if (out.n != in.n)
-        fails(c, "transfers-match", "stage %d sends %d times (%s) to stage %d, which receives %d",
-              r, out.n, step_word[send_kind], q, in.n);
-    for (int i = 0; i < out.n && i < in.n; i++) {
-        const Step *a = &out.at[i], *b = &in.at[i];
+    int i = 0, k = 0, sent = 0, received = 0;
+    for (;;) {
+        const Step *a = next_transfer(s, r, q, send_kind, &i);
+        const Step *b = next_transfer(s, q, r, send_kind + 1, &k);
+        sent += a != NULL;
+        received += b != NULL;
+        if (a == NULL && b == NULL)
+            break;
+        if (a == NULL || b == NULL)
+            continue;
         int from = a->chunk * s->P + r, to = b->chunk * s->P + q;
         if (a->microbatch != b->microbatch || a->slice != b->slice || a->bytes != b->bytes ||
             to != (send_kind == STEP_SEND_ACTIVATION ? from + 1 : from - 1))
@@ -364,6 +389,9 @@ static void check_pair(Check *c, int r, int q, StepKind send_kind)
             fails(c, "transfers-match", "stage %d: %s has %" PRId64 " bytes", r, step_text(a),
                   a->bytes);
     }
+    if (sent != received)
+        fails(c, "transfers-match", "stage %d sends %d times (%s) to stage %d, which receives %d",
+              r, sent, step_word[send_kind], q, received);
 }
 
 /*

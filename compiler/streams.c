@@ -382,10 +382,50 @@ static Touches *function_touches(const Plan *p)
     return t;
 }
 
+/* Intervals of the block in the order of their first bytes; `longest`: bytes of one. */
+typedef struct { Touches all; int64_t longest; } Seen;
+
+static int seen_from(const Seen *s, int64_t from)
+{
+    int lo = 0, hi = s->all.n;
+    while (lo < hi) {
+        int mid = (lo + hi) / 2;
+        if (s->all.at[mid].from < from)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* The last call that touched what x does, if later than `after`. */
+static int last_before(const Seen *s, const Touch *x, int after)
+{
+    for (int j = seen_from(s, x->from - s->longest); j < s->all.n && s->all.at[j].from < x->to; j++)
+        if (s->all.at[j].at > after && conflict(&s->all.at[j], x))
+            after = s->all.at[j].at;
+    return after;
+}
+
+/* Of the same bytes only the last counts. */
+static void see(Seen *s, const Touch *x)
+{
+    int j = seen_from(s, x->from), n = s->all.n;
+    for (; j < n && s->all.at[j].from == x->from; j++)
+        if (s->all.at[j].to == x->to && s->all.at[j].written == x->written) {
+            s->all.at[j].at = x->at;
+            return;
+        }
+    vec_add(&s->all, *x);
+    memmove(&s->all.at[j + 1], &s->all.at[j], sizeof *x * (size_t)(n - j));
+    s->all.at[j] = *x;
+    s->longest = x->to - x->from > s->longest ? x->to - x->from : s->longest;
+}
+
 static void after_calls(Plan *p)
 {
     Touches *t = function_touches(p);
-    VEC(Touch) seen[2] = { { 0 }, { 0 } };      // of passes on COMPUTE; of transfers
+    Seen seen[2] = { { { 0 }, 0 }, { { 0 }, 0 } };      // of passes on COMPUTE; of transfers
     for (int i = 0; i < p->calls.n; i++) {
         Call *c = &p->calls.at[i];
         int mine = is_transfer(p, c);
@@ -399,18 +439,8 @@ static void after_calls(Plan *p)
             x.from += c->region[x.region];
             x.to += c->region[x.region];
             x.region = 0;                       // bytes of the block now
-            for (int j = 0; j < seen[!mine].n; j++) {
-                const Touch *o = &seen[!mine].at[j];
-                if (o->at > c->after && conflict(o, &x))
-                    c->after = o->at;
-            }
-            int j = 0;                          // the same bytes again: only the last counts
-            while (j < seen[mine].n && !(seen[mine].at[j].from == x.from &&
-                   seen[mine].at[j].to == x.to && seen[mine].at[j].written == x.written))
-                j++;
-            if (j == seen[mine].n)
-                vec_add(&seen[mine], x);
-            seen[mine].at[j].at = i;
+            c->after = last_before(&seen[!mine], &x, c->after);
+            see(&seen[mine], &x);
         }
     }
 }

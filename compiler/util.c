@@ -8,6 +8,7 @@
 #include "util.h"
 #include "diag.h"
 
+#include <sys/mman.h>
 #include <time.h>
 
 /* ---- arena ---------------------------------------------------------------- */
@@ -30,11 +31,16 @@ static char *chunk_data(Chunk *c)
     return (char *)c + (sizeof(Chunk) + ALIGN - 1) / ALIGN * ALIGN;
 }
 
+static size_t chunk_bytes(size_t size) { return size + sizeof(Chunk) + ALIGN; }
+
+/* Pages of its own, zeroed by the system: those that nobody touches cost nothing, so that a
+ * vector may have more room than it ever fills. */
 static Chunk *chunk_new(size_t size)
 {
-    Chunk *c = calloc(1, size + sizeof(Chunk) + ALIGN);
+    Chunk *c = mmap(NULL, chunk_bytes(size), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-    if (!c)
+    if (c == MAP_FAILED)
         die(EXIT_WORLD, "out of memory (%zu bytes were asked for)", size);
     c->size = size;
     return c;
@@ -75,7 +81,7 @@ void arena_reset(Arena *a)
         if (!keep && c->size == CHUNK_BYTES)
             keep = c;
         else
-            free(c);
+            munmap(c, chunk_bytes(c->size));
     }
     if (keep) {
         memset(chunk_data(keep), 0, keep->used);
@@ -87,13 +93,18 @@ void arena_reset(Arena *a)
 
 /* ---- vector --------------------------------------------------------------- */
 
+/* TUNING: how much larger something becomes that has grown out of its room. From a page on
+ * four times: what nobody touches of it costs nothing, and what it leaves behind is less. */
+static int growth(size_t bytes) { return bytes < 4096 ? 2 : 4; }
+
 void vec_room(void **at, int *cap, int n, size_t size)
 {
     if (n <= *cap)
         return;
-    if (n > INT32_MAX / 2)
+    if (n > INT32_MAX / 4)
         die(EXIT_WORLD, "out of memory (a list of %d elements)", n);
-    int room = *cap ? *cap * 2 : 8;
+    int least = size < 64 ? 8 : 2;
+    int room = *cap ? *cap * growth((size_t)*cap * size) : n > least ? n : least;
     while (room < n)
         room *= 2;
     void *fresh = arena_get(perm, (size_t)room * size);
@@ -228,7 +239,7 @@ void map_put(Map *m, const char *key, int value)
 
 static void text_room(Text *t, size_t more)
 {
-    size_t need = t->n + more, cap = t->cap ? t->cap * 2 : 256;
+    size_t need = t->n + more, cap = t->cap ? t->cap * growth(t->cap) : 256;
     if (need <= t->cap)
         return;
     while (cap < need)
@@ -250,18 +261,21 @@ void text_bytes(Text *t, const void *at, size_t n)
 
 void text_add(Text *t, const char *fmt, ...)
 {
-    va_list ap;
-
-    va_start(ap, fmt);
-    int n = vsnprintf(NULL, 0, fmt, ap);
-    va_end(ap);
-    if (n < 0)
-        bug("text_add: \"%s\" cannot be formatted", fmt);
-    text_room(t, (size_t)n + 1);
-    va_start(ap, fmt);
-    vsnprintf(t->at + t->n, t->cap - t->n, fmt, ap);
-    va_end(ap);
-    t->n += (size_t)n;
+    for (;;) {                      // a second time where the first had too little room
+        va_list ap;
+        text_room(t, 1);
+        size_t room = t->cap - t->n;
+        va_start(ap, fmt);
+        int n = vsnprintf(t->at + t->n, room, fmt, ap);
+        va_end(ap);
+        if (n < 0)
+            bug("text_add: \"%s\" cannot be formatted", fmt);
+        if ((size_t)n < room) {
+            t->n += (size_t)n;
+            return;
+        }
+        text_room(t, (size_t)n + 1);
+    }
 }
 
 /* ---- near names ----------------------------------------------------------- */

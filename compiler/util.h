@@ -31,11 +31,13 @@ void  arena_reset(Arena *a);                // all memory of `a` is gone
 
 /*
  * Growable vector: VEC(Op) ops; vec_add(&ops, op); ops.at[i]; ops.n.
- * Elements live in `perm` and move when the vector grows: keep indices.
+ * Elements live in `perm` and move when the vector grows: keep indices. Where their number is
+ * known, vec_reserve(&ops, n) saves the moves.
  */
 #define VEC(T) struct { T *at; int n, cap; }
 #define vec_add(v, x) (vec_room((void **)&(v)->at, &(v)->cap, (v)->n + 1, \
     sizeof *(v)->at), (v)->at[(v)->n++] = (x))
+#define vec_reserve(v, all) vec_room((void **)&(v)->at, &(v)->cap, (all), sizeof *(v)->at)
 void vec_room(void **at, int *cap, int n, size_t size);
 #define vec_sort(v, by)     /* an empty one too, which qsort does not take */ \
     do { if ((v).n) qsort((v).at, (size_t)(v).n, sizeof *(v).at, by); } while (0)

@@ -92,6 +92,7 @@ static Steps calls_steps(Verify *v, const Plan *p)
 {
     Steps out = { 0 };
     bool *called = NEWN(bool, p->funcs.n + 1);
+    vec_reserve(&out, p->calls.n);
     for (int i = 0; i < p->calls.n; i++) {
         const Call *c = &p->calls.at[i];
         const Step *s = &c->step;

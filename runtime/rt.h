@@ -24,7 +24,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define RT_VERSION 3
+#define RT_VERSION 4
 
 /* ---- mesh ------------------------------------------------------------------
  * Rank numbers: z fastest, then y, x, data, stage. y = yk * yr: coordinate y = yk_i *
@@ -99,7 +99,7 @@ typedef struct { int64_t offset, ld; int32_t region, stored; } RtRef;
  *   BROADCAST                   a of member `peer` -> c of all; a and c do not overlap
  *   REDUCE                      a -> c of member `peer`; the others' c stays as it is
  *   ALL_TO_ALL                  a -> c, leading dimensions of both count
- *   MERGE                       a [p][rows][slots] -> arg[0 .. nstats), [rows] each;
+ *   MERGE                       a [p][rows][slots] -> arguments 0 .. nstats, [rows] each;
  *                               p = size of the group of `axes`
  *   CE_MERGE                    a [p][rows][3] -> c [rows][3]; p as MERGE
  *   COLSUM                      a [workers][count] -> c [count]
@@ -137,8 +137,8 @@ typedef struct {
     /* kernels */
     int64_t items;                  // rows, or (sequence, head) pairs...: split among workers
     int64_t grain;                  // workers get multiples of it
-    int32_t nargs;
-    RtRef arg[RT_MAX_ARGS];         // real data; passed as pointers in this order
+    int32_t first_arg, nargs;       // real data: RtRef of the args table; passed as pointers in
+                                    // this order
     int32_t rowmap;                 // tables passed to kernels: see RtKernel
     int32_t rowmap_k;               // attention: row order of K and V
     int32_t colmap;                 // index of RtColumns, -1
@@ -272,7 +272,7 @@ typedef struct {
     int32_t ports;                  // of a node to the network
     int64_t flat, flat_pad;         // elements of the flat region; padded for data
     int32_t nsteps, nparams, nunits, npieces, nsegments, ncolumns, nrowmaps, nkernels;
-    int32_t npasses, nslices, nouts;
+    int32_t npasses, nslices, nouts, nargs;
     int32_t text_bytes;
     int32_t optimizer;              // 0 adamw 1 sgd
     int32_t model_name, plan_line;  // text: "gpt2"; "data 1, [2,2,2]"
@@ -306,6 +306,7 @@ typedef struct {
     const RtPass *passes;
     const int64_t *slices;          // tokens of each, adding up to the sequence
     const RtOut *outs;
+    const RtRef *args;              // of the steps, one after another
     const char *text;
     const RtKernelFn *kernels;
 } RtProgram;
@@ -315,7 +316,7 @@ typedef struct {
  * order of RtProgram (head first, then steps .. text), its bytes as uint64 before it,
  * padded to 8. rt_program_read gives an array of programs (free it), NULL: damaged.
  */
-enum { RT_TABLES = 12 };
+enum { RT_TABLES = 13 };
 RtProgram *rt_program_read(const void *at, size_t bytes, int *nstages);
 
 /* ---- devices ----------------------------------------------------------------

@@ -136,7 +136,7 @@ static void fill_call(RtWorker *w, const RtStep *s, RtCall *c)
     const RtProgram *p = r->program;
     memset(c, 0, sizeof *c);
     for (int i = 0; i < s->nargs; i++)
-        c->arg[i] = at(w, s->arg[i]);
+        c->arg[i] = at(w, p->args[s->first_arg + i]);
     c->flags = w->flags;
     w->flags[0] = 1;
     if (s->rowmap >= 0) {
@@ -224,6 +224,7 @@ static double merge_one(const RtWorker *w, const RtStep *s, int64_t p, int64_t r
 
 static void do_merge(const RtWorker *w, const RtStep *s, int64_t p)
 {
+    const RtRef *to = &w->rank->program->args[s->first_arg];
     int slots = 0;
     for (int k = 0; k < s->nstats; k++)
         slots += s->stat[k] == STAT_VAR ? 2 : 1;
@@ -231,7 +232,7 @@ static void do_merge(const RtWorker *w, const RtStep *s, int64_t p)
     share(w, s->rows, 16, &lo, &hi);
     for (int64_t row = lo; row < hi; row++)
         for (int k = 0, slot = 0; k < s->nstats; slot += s->stat[k] == STAT_VAR ? 2 : 1, k++)
-            put(w, s->arg[k], row, merge_one(w, s, p, row, slot, slots, s->stat[k]));
+            put(w, to[k], row, merge_one(w, s, p, row, slot, slots, s->stat[k]));
 }
 
 /* Of each member's columns (max, sum of exp(l - max), target) -> of all columns. */

@@ -21,6 +21,7 @@ extern const RtRowMap   program_rowmaps[];
 extern const RtPass     program_passes[];
 extern const int64_t    program_slices[];
 extern const RtOut      program_outs[];
+extern const RtRef      program_args[];
 extern const char       program_text[];
 extern const RtKernelFn rt_kernels[];
 
@@ -36,7 +37,7 @@ int main(int argc, char **argv)
         .head = program_head, .steps = program_steps, .params = program_params,
         .units = program_units, .pieces = program_pieces, .segments = program_segments,
         .columns = program_columns, .rowmaps = program_rowmaps, .passes = program_passes,
-        .slices = program_slices, .outs = program_outs, .text = program_text,
+        .slices = program_slices, .outs = program_outs, .args = program_args, .text = program_text,
         .kernels = rt_kernels
     };
     for (int i = 0; i < n; i++) {
@@ -53,6 +54,7 @@ int main(int argc, char **argv)
         at.passes += h->npasses;
         at.slices += h->nslices;
         at.outs += h->nouts;
+        at.args += h->nargs;
         at.text += h->text_bytes;
     }
     int status = rt_main(program, argc, argv);

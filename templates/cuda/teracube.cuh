@@ -53,7 +53,11 @@ enum {
     STAGES_BIT = 1 << STAGES,
     UNDER_BIT = 1 << STREAMS            // it goes on under the pass before
 };
-struct PassCode { void (*run)(Ctx *); unsigned streams; };    // those it needs beside COMPUTE
+struct PassCode {
+    void (*run)(Ctx *);
+    const int64_t *slice;               // what differs from slice to slice: Ctx.slice
+    unsigned streams;                   // those it needs beside COMPUTE
+};
 
 struct StageProgram {
     const PassCode *pass;               // by RtPass.func
@@ -105,7 +109,10 @@ struct Ctx {
     OptPiece *updates, *norms;          // what the optimizer does, what counts in the norm
     int64_t nupdates, nnorms;
     /* of the pass */
-    bool again;
+    bool again;                         // an earlier pass of the training step ran these steps
+    bool follows;                       // another slice of the microbatch came before, this way
+    bool begun;                         // again or follows
+    const int64_t *slice;               // its slice's offsets of keys and values, row orders ..
     uint64_t seed; uint32_t step, evaluate;
     double scale, clip, lr;
     char message[512];

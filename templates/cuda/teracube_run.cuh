@@ -342,6 +342,7 @@ inline void run_pass(Ctx *c, const RtPass *p, int ipass)
             follow_tail(c, (Stream)i, COMPUTE);
     if (transfer)
         check(c, "transfers", ncclGroupStart());
+    c->slice = code->slice;
     code->run(c);
     if (transfer)
         check(c, "transfers", ncclGroupEnd());
@@ -359,7 +360,11 @@ inline const char *device_pass(void *ctx, int ipass, const RtDeviceNow *now)
     const RtPass *p = &c->rank->program->passes[ipass];
     for (int i = 0; i < RT_REGIONS; i++)
         c->base[i] = c->block + p->region[i];
+    bool forth = p->kind == RT_PASS_FORWARD || p->kind == RT_PASS_SEND_ACTIVATION ||
+                 p->kind == RT_PASS_RECV_ACTIVATION;
     c->again = p->again;
+    c->follows = forth ? p->slice > 0 : p->slice + 1 < c->head->nslices;
+    c->begun = c->again || c->follows;
     c->seed = c->head->train.seed;
     c->step = (uint32_t)now->step;
     c->evaluate = now->evaluate;

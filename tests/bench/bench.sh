@@ -117,4 +117,5 @@ awk -v s="$start" -v b="${block:-0}" -v t="$touch_s" 'BEGIN {
     printf "compile and start gpt2: %.2f s, of which touching %.2f GB takes %.2f s\n",
         s, b / 1e9, b / 1e9 * t }'
 
+tests/bench/emit.sh
 tests/bench/tune.sh

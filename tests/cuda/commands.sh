@@ -86,6 +86,19 @@ fails 4 'program.cu(7): error: identifier x|could not compile program.cu (status
 fails 4 'could not write .: it is no regular file'  "$t" build "$M" $D --target cuda -o .
 fails 4 'could not write no/exe: No such file'      "$t" build "$M" $D --target cuda -o no/exe
 fails 4 'could not make a folder in /none'          env TMPDIR=/none $B
+# A signal while nvcc runs: it gets it too, nothing stays, and we end by it.
+printf '#!/bin/sh\ncase "$*" in *--dryrun*) exit 0 ;; esac\necho $$ > "%s/nvcc.pid"\n%s' "$WORK" \
+    'exec sleep 60' | script slow
+for signal in 'TERM 143' 'HUP 129'; do
+    rm -f nvcc.pid
+    NVCC=bin/slow $B > out 2> err & pid=$!
+    for i in $(seq 300); do [ -s nvcc.pid ] && break; sleep 0.1; done
+    kill -${signal% *} $pid; wait $pid; got=$?
+    is "SIG${signal% *} ends build" "$got" = "${signal#* }"
+    is "nvcc has ended" -n "$(kill -0 "$(cat nvcc.pid)" 2> /dev/null || echo gone)"
+    is 'nothing is left in TMPDIR' -z "$(ls tmp)"
+    is 'nothing is said' -z "$(cat err)"
+done
 none exe exe.new.*
 rm -f compiles links
 works $B --set 'plan.cube=[1,2,1]'

@@ -71,6 +71,8 @@ fails 4 'could not run /none/cc'  env CC=/none/cc "$t" build "$M" $D --target cp
 fails 4 'false could not link exe' env CC=false   "$t" build "$M" $D --target cpu -o exe
 is 'the old executable is kept' "$(cat exe)" = old
 none exe.*
+works env CC=' env  A=b cc -s ' "$t" build "$M" $D --target cpu -o exe2 -q
+works env CC= "$t" build "$M" $D --target cpu -o exe2 -q
 
 # SIGTERM and SIGINT end the run after the step, with the weights saved; SIGKILL leaves
 # the old file.

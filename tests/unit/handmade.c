@@ -26,6 +26,7 @@ typedef struct {
     RtProgram program;              // first: the program is the object
     RtHeader head;
     RtStep step[MAX_STEPS];
+    RtRef arg[2 * MAX_STEPS];           // two of each step
     RtParam param[3];
     RtUnit unit[3];
     RtPiece piece[3];
@@ -190,8 +191,9 @@ static RtStep *kernel(Hand *h, int k, int phase, const char *name, int64_t items
     s->kernel = k;
     s->items = items;
     s->nargs = 2;
-    s->arg[0].offset = a;
-    s->arg[1].offset = b;
+    s->first_arg = 2 * (h->head.nsteps - 1);
+    h->arg[s->first_arg].offset = a;
+    h->arg[s->first_arg + 1].offset = b;
     s->rowmap = 0;
     return s;
 }
@@ -273,7 +275,7 @@ RtProgram *handmade(const Make *k)
     memset(h, 0, sizeof *h);
     RtHeader *d = &h->head;
     h->program = (RtProgram){ d, h->step, h->param, h->unit, h->piece, h->segment, h->columns,
-                              h->rowmap, h->pass, h->slice, NULL, h->text, h->kernel };
+                              h->rowmap, h->pass, h->slice, NULL, h->arg, h->text, h->kernel };
     RtKernelFn f32[] = { embed_f32, embed_dw_f32, stat_f32, ce_f32, norm_f32, update_f32,
                          update_copy };
     RtKernelFn f64[] = { embed_f64, embed_dw_f64, stat_f64, ce_f64, norm_f64, update_f64,

@@ -56,6 +56,7 @@ enum { N = 3000, P = 3, PART = P * N * 4 };     // bytes: room for floats
 
 static RtHeader head;
 static RtStep step[8];
+static RtRef args[5];
 static RtPass pass;
 static atomic_int came, wrong;
 
@@ -118,7 +119,7 @@ static void add_kernel(int k)
     s->items = 1;
     s->nargs = 5;
     for (int i = 0; i < 5; i++)
-        s->arg[i].offset = i * PART;
+        args[i].offset = i * PART;
 }
 
 static void begin(int x, int workers)
@@ -139,7 +140,7 @@ static int run(const RtKernelFn *kernels)
     static const int64_t slice = 1;
     static int32_t tokens[64];
     RtProgram p = { .head = &head, .steps = step, .passes = &pass, .slices = &slice,
-                    .text = "", .kernels = kernels };
+                    .args = args, .text = "", .kernels = kernels };
     pass = (RtPass){ .kind = RT_PASS_FORWARD, .last = head.nsteps };
     return rt_run(&p, &(RtOptions){ .steps = 1, .quiet = 1, .fixed_tokens = tokens,
                                     .fixed_ntokens = 64 });

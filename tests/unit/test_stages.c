@@ -28,6 +28,7 @@ typedef struct {
 typedef struct {
     RtHeader head;
     RtStep step[64];
+    RtRef arg[64][2];                       // of each step
     RtPass pass[128];
     RtParam param[2];
     RtUnit unit[1];
@@ -145,13 +146,17 @@ enum { X = 0, Y = 1024, DY = 2048, DX = 3072, UNIT = 4096 };
 
 static RtStep *add(Stage *h, int kind, int kernel, int slice)
 {
-    RtStep *s = &h->step[h->head.nsteps++];
+    int i = h->head.nsteps++;
+    RtStep *s = &h->step[i];
     *s = (RtStep){ .kind = kind, .name = A_STEP, .source = SOURCE, .reason = -1,
                    .kernel = kernel, .rowmap = kernel >= 0 ? slice : -1, .rowmap_k = -1,
                    .colmap = -1, .columns_src = -1, .columns_dst = -1, .unit = -1, .peer = -1,
-                   .items = kernel >= 0 ? h->rowmap[slice].count : 0, .grain = 1, .nargs = 2 };
+                   .items = kernel >= 0 ? h->rowmap[slice].count : 0, .grain = 1,
+                   .first_arg = 2 * i, .nargs = 2 };
     return s;
 }
+
+static RtRef *args_of(Stage *h, const RtStep *s) { return h->arg[s - h->step]; }
 
 static RtRef in_unit(int64_t offset)
 {
@@ -170,8 +175,8 @@ static void message(Stage *h, int kind, int64_t at, int peer, int slice)
 static void kernel(Stage *h, int k, int64_t a, int64_t b, int slice)
 {
     RtStep *s = add(h, RT_KERNEL, k, slice);
-    s->arg[0] = in_unit(a);
-    s->arg[1] = in_unit(b);
+    args_of(h, s)[0] = in_unit(a);
+    args_of(h, s)[1] = in_unit(b);
 }
 
 static void end_part(Stage *h, int slice)
@@ -215,11 +220,11 @@ static void slice_steps(Stage *h, int stage, int nstages, int i)
     }
     s = add(h, RT_KERNEL, ROWS, i);
     s->items = 1;
-    s->arg[0].offset = scratch;
+    args_of(h, s)[0].offset = scratch;
     s = add(h, RT_KERNEL, COUNT, i);
     s->items = 1;
-    s->arg[0].offset = grads;
-    s->arg[1].offset = scratch;
+    args_of(h, s)[0].offset = grads;
+    args_of(h, s)[1].offset = scratch;
     if (first)
         kernel(h, FIRST_BACK, X, DY, i);
     else
@@ -309,7 +314,7 @@ static void make_stage(const Make *k, int stage)
                            .shard = W, .counts = stage == 0 || (stage == 1 && !tied) };
     programs[stage] = (RtProgram){
         &h->head, h->step, h->param, h->unit, h->piece, h->segment, h->columns, h->rowmap,
-        h->pass, h->slice, NULL, texts, kernels,
+        h->pass, h->slice, NULL, h->arg[0], texts, kernels,
     };
     for (int i = 0; i < k->nslices; i++)
         slice_steps(h, stage, k->nstages, i);
@@ -436,7 +441,7 @@ Test(stages, messages_that_workers_share)
             h->pass[i].region[RT_UNIT] *= 4 * N * 24 / UNIT;
         for (int i = 0; i < h->head.nsteps; i++) {
             RtStep *q = &h->step[i];
-            RtRef *refs[] = { &q->a, &q->c, &q->arg[0], &q->arg[1] };
+            RtRef *refs[] = { &q->a, &q->c, &h->arg[i][0], &h->arg[i][1] };
             for (int r = 0; r < 4; r++)
                 if (refs[r]->region == RT_UNIT)
                     refs[r]->offset *= N * 24 * REAL / 1024;
