@@ -250,8 +250,9 @@ static void attention(Cuda *m, Text *t, const RtStep *s, const KernelSpec *k)
     bool back = k->kind == K_ATTN_DX;
     const RtRef *arg = step_args(m->s, s);
     text_add(t, "    attention%s<%" PRId64 ">(c, %s, { %" PRId64 ", %" PRId64 ", %s, %" PRId64
-             ", %.17g, %.17g },\n", back ? "_backward" : "", k->hd, of_slice(m, tiles_of(m, s, k)), k->heads,
-             k->kv_heads, k->causal ? "true" : "false", k->window, k->scale, k->softcap);
+             ", %.17g, %.17g },\n", back ? "_backward" : "", k->hd,
+             of_slice(m, tiles_of(m, s, k)), k->heads, k->kv_heads, k->causal ? "true" : "false",
+             k->window, k->scale, k->softcap);
     for (int i = 0; i < s->nargs; i++)
         text_add(t, "        %s, %" PRId64 "%s\n", at(m, &arg[i]), arg[i].ld,
                  i + 1 < s->nargs ? "," : back ? "," : ");");
@@ -266,8 +267,8 @@ static void other_kernel(Cuda *m, Text *t, const RtStep *s, const KernelSpec *k)
     switch (k->kind) {
     case K_ROPE:
         text_add(t, "    rope(c, %s, %s, %" PRId64 ", %s, %" PRId64 ", %s, %" PRId64 ", %" PRId64
-                 ", %" PRId64 ", %" PRId64 ", %s, %s);\n", of_slice(m, s->rowmap), at(m, &arg[0]), k->ld[0],
-                 at(m, &arg[1]), k->ld[1], at(m, &arg[2]), s->items, k->heads, k->hd,
+                 ", %" PRId64 ", %" PRId64 ", %s, %s);\n", of_slice(m, s->rowmap), at(m, &arg[0]),
+                 k->ld[0], at(m, &arg[1]), k->ld[1], at(m, &arg[2]), s->items, k->heads, k->hd,
                  k->rotary, k->interleaved ? "true" : "false", k->inverse ? "true" : "false");
         break;
     case K_ROPE_TABLE:

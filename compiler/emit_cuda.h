@@ -47,7 +47,8 @@ void     emit_launch(const char *dir, const Compile *c);
 typedef VEC(int64_t) Numbers;
 typedef struct { const char *text; InstId first; Numbers at, own; } TurnPiece;
 
-/* emit_cuda_slices.c: the pieces of a turn, by slice. Texts that differ in numbers alone become one. */
+/* emit_cuda_slices.c: the pieces of a turn, by slice. Texts that differ in numbers alone become
+ * one. */
 void cuda_share_numbers(TurnPiece *const *all, int n);
 
 #endif

@@ -298,6 +298,7 @@ Test(runtime, gemm_of_odd_shapes)
 typedef struct {
     RtHeader head;
     RtStep step[4];
+    RtRef arg[4][5];                // of each step
     RtPass pass[3];
     int64_t slice;
     RtProgram p;
@@ -319,10 +320,11 @@ static void tiny(Tiny *t, int x, int workers, int64_t block)
     t->head.train.steps = 1;
     for (int i = 0; i < 4; i++)
         t->step[i] = (RtStep){ .name = 1, .source = 20, .axes = RT_X, .kernel = -1,
-                               .rowmap = -1, .rowmap_k = -1, .colmap = -1 };
+                               .first_arg = 5 * i, .rowmap = -1, .rowmap_k = -1,
+                               .colmap = -1 };
     t->slice = 1;
-    t->p = (RtProgram){ .head = &t->head, .steps = t->step, .text = t->text,
-                        .passes = t->pass, .slices = &t->slice };
+    t->p = (RtProgram){ .head = &t->head, .steps = t->step, .args = t->arg[0],
+                        .text = t->text, .passes = t->pass, .slices = &t->slice };
 }
 
 /* One forward of all steps; of each microbatch where there are several. */
@@ -401,7 +403,7 @@ static void one_collective(int kind, int p, int workers, int n)
     int64_t other = (part + 63) / 64 * 64;
     for (int i = 0; i < 3; i++) {
         t.step[i].nargs = 2;
-        t.step[i].arg[1].offset = other;
+        t.arg[i][1].offset = other;
         t.step[i].kind = RT_KERNEL;
         t.step[i].items = 1;
     }
@@ -591,8 +593,8 @@ Test(runtime, a2a_heads_and_tokens)
         t.head.nsteps = 4;
         for (int i = 0; i < 4; i++) {
             t.step[i].nargs = 3;
-            t.step[i].arg[1].offset = 4096;
-            t.step[i].arg[2].offset = 8192;
+            t.arg[i][1].offset = 4096;
+            t.arg[i][2].offset = 8192;
             t.step[i].kind = RT_KERNEL;
             t.step[i].items = 1;
             t.step[i].kernel = i == 3;
@@ -680,7 +682,7 @@ Test(runtime, merges)
             t.step[i].kernel = i / 2;
             t.step[i].nargs = 5;
             for (int k = 1; k < 5; k++)
-                t.step[i].arg[k - (i == 1)].offset = 8192 + k * 512;
+                t.arg[i][k - (i == 1)].offset = 8192 + k * 512;
         }
         t.step[1].rows = 40;
         t.step[1].nstats = 4;
@@ -728,8 +730,8 @@ Test(runtime, column_sums_and_copies)
             t.step[i].kernel = i / 3;
             t.step[i].items = 1;
             t.step[i].nargs = 3;
-            t.step[i].arg[1].offset = 1024;
-            t.step[i].arg[2].offset = 2048;
+            t.arg[i][1].offset = 1024;
+            t.arg[i][2].offset = 2048;
         }
         t.step[1].kind = RT_COLSUM;
         t.step[1].count = 6;
