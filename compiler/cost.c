@@ -267,8 +267,6 @@ static void summa_terms(Fill *f)
                 backward ? out : in, 0);
 }
 
-static double most(double a, double b) { return a > b ? a : b; }
-
 /* What a linear holds. Of A to B the input is gathered over y, as the output is split; its
  * gradient and the output's are gathered or whole sums likewise. */
 static void linear_bytes(Fill *f, double in, double out, double ways_in, double ways_out)
@@ -278,8 +276,8 @@ static void linear_bytes(Fill *f, double in, double out, double ways_in, double 
     double e = f->real, block = in * out;
     double inputs = ways_out > 1 ? in * e / f->x : 0, outputs = ways_in > 1 ? out * e / f->x : 0;
     if (k->loss) {
-        t->loss_token = most(t->loss_token, inputs + in * e / f->x);
-        t->loss_block = most(t->loss_block, block);
+        t->loss_token = larger(t->loss_token, inputs + in * e / f->x);
+        t->loss_block = larger(t->loss_block, block);
         return;
     }
     if (k->op->kind == OP_LINEAR) {
@@ -290,8 +288,8 @@ static void linear_bytes(Fill *f, double in, double out, double ways_in, double 
         t->blocks += block;
     } else if (k->op->kind == OP_LINEAR_DW) {
         double rows = (k->in + k->out) * e / f->xyz;
-        t->transient_bytes = most(t->transient_bytes, rows + 2 * inputs + outputs);
-        t->block = most(t->block, block);
+        t->transient_bytes = larger(t->transient_bytes, rows + 2 * inputs + outputs);
+        t->block = larger(t->block, block);
     }
 }
 
@@ -300,9 +298,9 @@ static void table_bytes(Fill *f)
 {
     TurnClass *t = f->t;
     double out = f->k->out / f->z, block = f->k->rows * out / f->y;
-    t->transient_bytes = most(t->transient_bytes, (f->y > 1 ? 2 : 1) * out * f->real / f->x);
+    t->transient_bytes = larger(t->transient_bytes, (f->y > 1 ? 2 : 1) * out * f->real / f->x);
     t->blocks += f->k->backward ? 0 : block;
-    t->table = most(t->table, block);
+    t->table = larger(t->table, block);
 }
 
 /* Linear of `in` columns in layout A to `out` in B (or back): in is split over one of y, z
@@ -375,7 +373,7 @@ static void attention_terms(Fill *f)
     double all = (keys + values) / ways, wide = f->c->element < 4 ? 4 : f->real;
     if (k->backward) {
         double rows = (3 * q + keys + values) * f->real / f->xyz;
-        f->t->transient_bytes = most(f->t->transient_bytes, rows + all * (f->real + wide));
+        f->t->transient_bytes = larger(f->t->transient_bytes, rows + all * (f->real + wide));
         return;
     }
     f->t->kv_bytes += a->key_bytes;
@@ -406,7 +404,7 @@ static void run_terms(Fill *f)
     Term *t = term(f, TERM_BYTES);
     t->token_bytes = k->out * f->real / f->xyz;
     if (k->backward)
-        f->t->transient_bytes = most(f->t->transient_bytes, t->token_bytes);
+        f->t->transient_bytes = larger(f->t->transient_bytes, t->token_bytes);
     started(f, 1);
     const Group *g = group(f->c, k->from_a ? AX_Z : AX_YK);
     if (k->reduced && g->size > 1) {

@@ -56,28 +56,39 @@ const char *const reject_text[REJECTS] = {
 
 /* ---- what is kept between calls --------------------------------------------------------- */
 
-/* Passes of l tokens over every class, by what is kept. */
-typedef struct { int64_t l; int keep; bool sliced, piped; PassCost *of; } Priced;
+/* Passes of l tokens over every class, by what is kept; once: gathering what is kept. */
+typedef struct { int64_t l; int keep; bool sliced, piped; PassCost *of; double *once; } Priced;
 
-/* A mesh with its microbatch: terms, cuts, prices. */
+/* A mesh with its microbatch: terms, cuts, prices. Terms and transfers are the mesh's. */
 typedef struct {
     Point at;                   // see same_cube
+    int64_t stamp;              // no other cube has or had it
     Cost cost;
     struct { Priced *at; int n, cap; } priced;
     int sections, *turns;       // the last cut; 0: none yet
+    double *weight;             // by class: seconds, for the cut
+    bool has_weights;
     double *alpha[2], *slope[2];        // transfers into a stage, forward and back
     bool has_transfers;
+    double tie;                 // seconds of a transfer of the tied weights
+    int64_t grain, longest;     // slices are multiples of it; of the point at hand
     int64_t chunk_rows, chunk;  // the loss's chunks where an x share has so many rows
 } Cube;
 
+/* Bytes of a section, per token of a unit but where it says fixed. */
+typedef struct { double saved, kv, dkv, work, fixed_work, kept; } Held;
+
 /* Sections with the same turns of every class. */
 typedef struct {
-    int *count, *again;         // by class: all of it; that is computed again
+    int *count, *again;         // by class: all of it; that recompute = full computes again
     bool first, last;           // it holds the head, the tail
+    int sections;
+    Held held;
     Seconds forward, backward;  // of a microbatch, all slices
     double F, G, f, g;          // the same added up; the longest unit
     double once;                // gathering what is kept gathered for all passes
     double parameters, units, kernels[2];
+    double more[3];             // by recompute: kernels that start again
 } Kind;
 
 /* A stage: seconds of a microbatch each way, of its longest unit; of transfers that enter it;
@@ -94,9 +105,13 @@ struct Estimator {
     int64_t devices;            // of the cluster; 0: any
     double matrices, pairs;     // for mfu: parameters in products; width x keys of attention
     Cube cube[CUBES]; int ncubes, oldest;
+    int64_t stamps;
     int nclasses, **before;     // by class: turns of it before turn i
-    int *section;               // by section: its kind
-    Kind *kind; int nkinds, room;       // of the point at hand
+    int *run;                   // by turn: the first of the turns up to it that are of its class
+    int *section, *done;        // by section: its kind; turns of its stage before and in it
+    bool *alike;                // by stage: it has what the one before it has
+    Kind *kind; int nkinds, room;       // of the point at hand:
+    struct { int64_t stamp; int chunks, again; } known;     // whose sections these are
     Lane *lane;                 // by stage
     double *weight;             // by turn: scratch of cut_of
 };
@@ -111,6 +126,9 @@ static void count_classes(Estimator *e)
         for (int i = 0; i < s->nturns; i++)
             e->before[c][i + 1] = e->before[c][i] + (s->class_of[i] == c);
     }
+    e->run = NEWN(int, s->nturns + 1);
+    for (int i = 0; i < s->nturns; i++)
+        e->run[i] = i && s->class_of[i] == s->class_of[i - 1] ? e->run[i - 1] : i;
 }
 
 static void count_flop(Estimator *e)
@@ -140,6 +158,8 @@ Estimator *estimator_new(const Plan *p, bool turns_only)
     count_classes(e);
     count_flop(e);
     e->section = NEWN(int, e->shape->nturns + 1);
+    e->done = NEWN(int, e->shape->nturns + 1);
+    e->alike = NEWN(bool, e->shape->nturns + 1);
     e->weight = NEWN(double, e->shape->nturns + 1);
     e->lane = NEWN(Lane, e->shape->nturns + 1);
     return e;
@@ -161,26 +181,32 @@ static Schedule shape(const Estimator *e, const Point *p)
                        .sequence = e->of->is.sequence };
 }
 
+static void choose_variant(const Estimator *e, const Point *p, Choices *is)
+{
+    const PlanSpec *s = &e->of->config->plan;
+    is->chunks = p->chunks;
+    is->nslices = p->nslices;
+    is->zero = p->zero;
+    is->recompute = p->recompute;
+    is->recompute_turns = p->recompute_turns ? p->recompute_turns : INT32_MAX;
+    is->shard_vectors = s->vectors.v ? strcmp(s->vectors.v, "sharded") == 0 : is->zero >= 2;
+}
+
 /* The choices that mesh.c makes for such a mesh; logits_chunk is not among them. */
 static Choices choices(const Estimator *e, const Point *p)
 {
     Choices is = e->of->is;
+    const PlanSpec *s = &e->of->config->plan;
     is.data = p->data;
     is.stages = p->stages;
-    is.chunks = p->chunks;
     is.x = p->x, is.y = p->y, is.z = p->z;
-    is.zero = p->zero;
-    is.recompute = p->recompute;
-    is.recompute_turns = p->recompute_turns ? p->recompute_turns : INT32_MAX;
-    is.nslices = p->nslices;
     is.microbatch = p->microbatch;
     is.T = p->microbatch * is.sequence;
-    const PlanSpec *s = &e->of->config->plan;
     Attend a = mesh_attend(s, e->shape->sizes, &is);
     is.attention = a.attention;
     is.balanced = a.balanced;
     is.summa = word_is(s->partition, "summa") && p->y > 1 ? p->y : 0;
-    is.shard_vectors = s->vectors.v ? strcmp(s->vectors.v, "sharded") == 0 : is.zero >= 2;
+    choose_variant(e, p, &is);
     return is;
 }
 
@@ -269,9 +295,9 @@ Reject estimate_legal(const Estimator *e, const Point *p)
     return slices_legal(e, p);
 }
 
-static int64_t longest_slice(const Estimator *e, const Point *p, bool balanced)
+static int64_t longest_slice(const Estimator *e, const Point *p, int64_t grain)
 {
-    int64_t unit = grain(p, balanced), most = slice_length(e, p, unit, 0);
+    int64_t most = slice_length(e, p, grain, 0);
     for (int i = 1; p->slice && i < p->nslices; i++)
         most = p->slice[i] > most ? p->slice[i] : most;
     return most;
@@ -279,10 +305,10 @@ static int64_t longest_slice(const Estimator *e, const Point *p, bool balanced)
 
 /* ---- a cube ------------------------------------------------------------------------- */
 
-static bool same_cube(const Point *a, const Point *b)
+static bool same_mesh(const Point *a, const Point *b)
 {
     return a->data == b->data && a->stages == b->stages && a->x == b->x && a->y == b->y &&
-           a->z == b->z && a->microbatch == b->microbatch;
+           a->z == b->z;
 }
 
 static void keep_these(Cost *c, int keep)
@@ -300,26 +326,36 @@ static int pinned_keep(const Estimator *e)
 
 static Cube *cube_of(Estimator *e, const Point *p)
 {
-    for (int i = 0; i < e->ncubes; i++)
-        if (same_cube(&e->cube[i].at, p))
-            return &e->cube[i];
-    Cube *c = &e->cube[e->ncubes < CUBES ? e->ncubes++ : (e->oldest = (e->oldest + 1) % CUBES)];
+    int i = 0;
+    while (i < e->ncubes && !same_mesh(&e->cube[i].at, p))
+        i++;
+    Cube *c = &e->cube[i];
+    if (i < e->ncubes && c->at.microbatch == p->microbatch)
+        return c;
     Choices is = choices(e, p);
+    if (i == e->ncubes) {
+        c = &e->cube[e->ncubes < CUBES ? e->ncubes++ : (e->oldest = (e->oldest + 1) % CUBES)];
+        c->has_transfers = false;
+        cost_fill(&c->cost, e->of, e->shape, &is);
+    } else if (c->cost.is.attention != is.attention || c->cost.is.balanced != is.balanced)
+        cost_fill(&c->cost, e->of, e->shape, &is);
     c->at = *p;
+    c->stamp = ++e->stamps;
     c->priced.n = 0;
     c->sections = 0;
-    c->has_transfers = false;
+    c->has_weights = false;
     c->chunk_rows = 0;
-    cost_fill(&c->cost, e->of, e->shape, &is);
+    c->cost.is = is;
+    c->grain = grain(p, is.balanced);
     return c;
 }
 
-/* Terms hang on nothing but the mesh and the microbatch; these are read where passes are
- * priced. */
-static void set_choices(Estimator *e, Cube *c, const Point *p)
+/* What a point chooses beside its cube; read where passes are priced. */
+static void set_choices(const Estimator *e, Cube *c, const Point *p)
 {
-    c->cost.is = choices(e, p);
+    choose_variant(e, p, &c->cost.is);
     c->cost.is_piped = p->stages > 1 || p->chunks > 1 || p->nslices > 1;
+    c->longest = longest_slice(e, p, c->grain);
 }
 
 /* The cut is made before anything is kept but what the plan pins, as in pipeline.c. */
@@ -329,20 +365,24 @@ static const int *cut_of(Estimator *e, Cube *c, int n)
     const Shape *of = e->shape;
     if (c->sections == n)
         return c->turns;
-    if (c->turns == NULL)
+    if (c->turns == NULL) {
         c->turns = NEWN(int, of->nturns + 1);
+        c->weight = NEWN(double, e->nclasses + 1);
+    }
     c->sections = n;
     keep_these(&c->cost, pinned_keep(e));
+    for (int i = 0; i < e->nclasses && !c->has_weights; i++)
+        c->weight[i] = stretch_weight(&c->cost, i);
+    c->has_weights = true;
     double *weight = e->weight;
     for (int i = 0; i < of->nturns; i++)
-        weight[i] = i && of->class_of[i] == of->class_of[i - 1]
-                  ? weight[i - 1] : stretch_weight(&c->cost, of->class_of[i]);
+        weight[i] = c->weight[of->class_of[i]];
     if (s->turns.n == n)
         for (int i = 0; i < n; i++)
             c->turns[i] = (int)s->turns.at[i];
     else
-        stages_cut(of->nturns, weight, stretch_weight(&c->cost, of->head),
-                   stretch_weight(&c->cost, of->tail), n, c->turns);
+        stages_cut(of->nturns, weight, of->head == NONE ? 0 : c->weight[of->head],
+                   of->tail == NONE ? 0 : c->weight[of->tail], n, c->turns);
     return c->turns;
 }
 
@@ -355,13 +395,13 @@ const int *estimate_turns(Estimator *e, const Point *p, int *n)
 }
 
 /* Passes of l tokens after none, over every class. */
-static const PassCost *priced(Estimator *e, Cube *c, int64_t l, int keep)
+static const Priced *priced(Estimator *e, Cube *c, int64_t l, int keep)
 {
     bool sliced = c->cost.is.nslices > 1, piped = c->cost.is_piped;
     for (int i = 0; i < c->priced.n; i++) {
         const Priced *a = &c->priced.at[i];
         if (a->l == l && a->keep == keep && a->sliced == sliced && a->piped == piped)
-            return a->of;
+            return a;
     }
     if (c->priced.n == c->priced.cap) {
         Priced empty = { 0 };
@@ -369,16 +409,20 @@ static const PassCost *priced(Estimator *e, Cube *c, int64_t l, int keep)
     } else
         c->priced.n++;
     Priced *a = &c->priced.at[c->priced.n - 1];
-    if (a->of == NULL)
+    if (a->of == NULL) {
         a->of = NEWN(PassCost, e->nclasses);
+        a->once = NEWN(double, e->nclasses);
+    }
     a->l = l;
     a->keep = keep;
     a->sliced = sliced;
     a->piped = piped;
     keep_these(&c->cost, keep);
-    for (int k = 0; k < e->nclasses; k++)
+    for (int k = 0; k < e->nclasses; k++) {
         a->of[k] = cost_pass(&c->cost, k, (double)c->at.microbatch, (double)l);
-    return a->of;
+        a->once[k] = cost_once(&c->cost, k);
+    }
+    return a;
 }
 
 /* A transfer is a start and bytes over a rate: two prices give both. */
@@ -396,20 +440,16 @@ static void find_transfers(Estimator *e, Cube *c)
             c->alpha[back][r] = none;
             c->slope[back][r] = (price_transfer(&k->prices, &k->mesh, r, !back, 1e9) - none) / 1e9;
         }
+    c->tie = price_transfer(&k->prices, &k->mesh, P - 1, true, k->tied * k->gradient);
     c->has_transfers = true;
 }
 
 /* ---- sections that are alike ---------------------------------------------------------- */
 
-/* Classes of section i, whose stage has `before` turns in earlier chunks. */
-static void count_section(const Estimator *e, const Point *p, const int *turns, int i, int first,
-                          int before, Kind *k)
+/* Classes of section i of n, so many of whose turns are computed again. */
+static void count_section(const Estimator *e, const int *turns, int i, int n, int first, int again,
+                          Kind *k)
 {
-    int n = p->stages * p->chunks, again = 0;
-    if (p->recompute == RECOMPUTE_FULL) {
-        again = p->recompute_turns ? p->recompute_turns - before : turns[i];
-        again = again < 0 ? 0 : again > turns[i] ? turns[i] : again;
-    }
     for (int c = 0; c < e->nclasses; c++) {
         const int *of = e->before[c];
         k->count[c] = of[first + turns[i]] - of[first];
@@ -425,9 +465,10 @@ static void count_section(const Estimator *e, const Point *p, const int *turns, 
 
 static bool same_kind(const Estimator *e, const Kind *a, const Kind *b)
 {
-    size_t n = sizeof *a->count * (size_t)e->nclasses;
-    return a->first == b->first && a->last == b->last && memcmp(a->count, b->count, n) == 0 &&
-           memcmp(a->again, b->again, n) == 0;
+    bool same = a->first == b->first && a->last == b->last;
+    for (int i = 0; same && i < e->nclasses; i++)       // a few: memcmp takes longer
+        same = a->count[i] == b->count[i] && a->again[i] == b->again[i];
+    return same;
 }
 
 static Kind *kind_room(Estimator *e)
@@ -447,35 +488,69 @@ static Kind *kind_room(Estimator *e)
     return &e->kind[e->nkinds];
 }
 
-static void find_kinds(Estimator *e, const Point *p, const int *turns)
-{
-    int n = p->stages * p->chunks;
-    e->nkinds = 0;
-    for (int i = 0, first = 0; i < n; first += turns[i++]) {
-        Kind *k = kind_room(e);
-        int before = 0, at = 0;
-        for (int j = i - p->stages; j >= 0; j -= p->stages)
-            before += turns[j];
-        count_section(e, p, turns, i, first, before, k);
-        while (!same_kind(e, &e->kind[at], k))
-            at++;
-        e->nkinds += at == e->nkinds;
-        e->section[i] = at;
-    }
-}
-
 /* Kernels that the passes of a kind start, and the elements it holds. */
-static void sum_kind(const Estimator *e, const Cost *c, int recompute, Kind *k)
+static void sum_kind(const Estimator *e, const Cost *c, Kind *k)
 {
     k->parameters = k->units = k->kernels[0] = k->kernels[1] = 0;
+    k->more[RECOMPUTE_ATTENTION] = k->more[RECOMPUTE_FULL] = 0;
     for (int i = 0; i < e->nclasses; i++) {
         const TurnClass *t = &c->classes.at[i];
         k->parameters += k->count[i] * t->parameters;
         k->units += k->count[i] * t->units;
         k->kernels[0] += k->count[i] * t->kernels[0];
-        k->kernels[1] += k->count[i] * t->kernels[1] + k->again[i] * t->kernels[2];
-        if (recompute == RECOMPUTE_ATTENTION)
-            k->kernels[1] += k->count[i] * (t->nattention / 2);
+        k->kernels[1] += k->count[i] * t->kernels[1];
+        k->more[RECOMPUTE_FULL] += k->again[i] * t->kernels[2];
+        k->more[RECOMPUTE_ATTENTION] += k->count[i] * (t->nattention / 2);
+    }
+}
+
+/* Turns that are computed again of a stage. Read with recompute = full alone, so that others have
+ * the kinds of full(all). */
+static int again_of(const Point *p)
+{
+    return p->recompute == RECOMPUTE_FULL && p->recompute_turns ? p->recompute_turns : INT32_MAX;
+}
+
+static void find_kinds(Estimator *e, const Point *p, const Cube *c)
+{
+    int n = p->stages * p->chunks, again = again_of(p);
+    const int *turns = c->turns;
+    if (e->known.stamp == c->stamp && e->known.chunks == p->chunks && e->known.again == again)
+        return;
+    e->known.stamp = c->stamp;
+    e->known.chunks = p->chunks;
+    e->known.again = again;
+    e->nkinds = 0;
+    for (int i = 0, first = 0, at = 0, last = 0; i < n; first += turns[i++]) {
+        int before = i < p->stages ? 0 : e->done[i - p->stages];
+        int left = again > before ? again - before : 0;
+        left = left > turns[i] ? turns[i] : left;
+        e->done[i] = before + turns[i];
+        /* most are like their neighbour, of one class of turns */
+        bool alike = i > 1 && i < n - 1 && turns[i] == turns[i - 1] && left == last &&
+                     e->run[first + turns[i] - 1] <= first - turns[i];
+        last = left;
+        if (alike) {
+            e->kind[at].sections++;
+            e->section[i] = at;
+            continue;
+        }
+        Kind *k = kind_room(e);
+        count_section(e, turns, i, n, first, left, k);
+        for (at = 0; !same_kind(e, &e->kind[at], k);)
+            at++;
+        if (at == e->nkinds) {
+            k->sections = 0;
+            sum_kind(e, &c->cost, k);
+            e->nkinds++;
+        }
+        e->kind[at].sections++;
+        e->section[i] = at;
+    }
+    for (int r = 0; r < p->stages; r++) {
+        e->alike[r] = r > 0;
+        for (int i = r; e->alike[r] && i < n; i += p->stages)
+            e->alike[r] = e->section[i] == e->section[i - 1];
     }
 }
 
@@ -511,21 +586,19 @@ static double more_for(const Cost *c, double kernels, const Seconds *s)
 
 static void price_kind(Estimator *e, const Point *p, Cube *c, int keep, Kind *k)
 {
-    int64_t unit = grain(p, c->cost.is.balanced);
     double context = 0;
     k->forward = k->backward = (Seconds){ 0 };
     k->F = k->G = k->f = k->g = 0;
-    sum_kind(e, &c->cost, p->recompute, k);
     keep_these(&c->cost, keep);
     k->once = 0;
-    for (int i = 0; i < e->nclasses; i++)
-        k->once += k->count[i] ? k->count[i] * cost_once(&c->cost, i) : 0;
     for (int i = 0; i < p->nslices; i++) {
-        int64_t l = slice_length(e, p, unit, i);
-        const PassCost *of = priced(e, c, l, keep);
-        PassCost a = kind_pass(e, &c->cost, k, p->recompute, of, (double)l, context);
+        int64_t l = slice_length(e, p, c->grain, i);
+        const Priced *of = priced(e, c, l, keep);
+        for (int t = 0; i == 0 && t < e->nclasses; t++)
+            k->once += k->count[t] * of->once[t];
+        PassCost a = kind_pass(e, &c->cost, k, p->recompute, of->of, (double)l, context);
         a.forward.compute += more_for(&c->cost, k->kernels[0], &a.forward);
-        a.backward.compute += more_for(&c->cost, k->kernels[1], &a.backward);
+        a.backward.compute += more_for(&c->cost, k->kernels[1] + k->more[p->recompute], &a.backward);
         double data[2], f, g;
         cost_data(&c->cost, k->parameters, k->units, &a, data);
         a.forward.data += data[0];
@@ -544,15 +617,6 @@ static void price_kind(Estimator *e, const Point *p, Cube *c, int keep, Kind *k)
 
 /* ---- time --------------------------------------------------------------------------- */
 
-/* Does stage r have what the stage before it has? */
-static bool like_last(const Estimator *e, const Point *p, int r)
-{
-    bool same = r > 0;
-    for (int ch = 0; same && ch < p->chunks; ch++)
-        same = e->section[ch * p->stages + r] == e->section[ch * p->stages + r - 1];
-    return same;
-}
-
 static void fill_lane(const Estimator *e, const Point *p, const Cube *c, int r, Lane *a)
 {
     double params = 0, units = 0;
@@ -570,8 +634,7 @@ static void fill_lane(const Estimator *e, const Point *p, const Cube *c, int r, 
     params -= p->stages == 1 ? c->cost.tied : 0;
     bool ties = p->stages > 1 && c->cost.tied > 0 && (r == 0 || r == p->stages - 1);
     if (ties)
-        a->tied = price_transfer(&c->cost.prices, &c->cost.mesh, p->stages - 1, true,
-                                 c->cost.tied * c->cost.gradient);
+        a->tied = c->tie;
     a->sync = cost_sync(&c->cost, params);
     a->update = cost_update(&c->cost, params, units, &a->gather);
 }
@@ -580,9 +643,7 @@ static void fill_lane(const Estimator *e, const Point *p, const Cube *c, int r, 
 static void fill_transfers(Estimator *e, const Point *p, Cube *c, const int *turns)
 {
     double ranks = (double)p->x * p->y * p->z;
-    double longest = (double)longest_slice(e, p, c->cost.is.balanced);
-    if (!c->has_transfers)
-        find_transfers(e, c);
+    double longest = (double)c->longest;
     double each = longest * (double)p->microbatch * c->cost.element / ranks;
     for (int r = 0, turn = 0; r < p->stages; turn += turns[r++]) {
         double above = r > 0 ? e->shape->cut_width[turn - 1] : 0;
@@ -619,8 +680,6 @@ static double round_trips(const Estimator *e, const Point *p, const Lane *a, dou
     double wait = way - units * each, rounds = ((double)s.m * s.k - 1) / units;
     return wait > 0 && wait <= moved ? wait * floor(rounds) : 0;
 }
-
-static double larger(double a, double b) { return a > b ? a : b; }
 
 /* Seconds of all microbatches on what is slowest, a stage or a link between two. While units
  * only enter or only leave the pipeline, each way has a slowest of its own. */
@@ -712,8 +771,10 @@ static void step_time(Estimator *e, const Point *p, Cube *c, int keep, const int
     double m = (double)microbatches(e, p), moved;
     for (int i = 0; i < e->nkinds; i++)
         price_kind(e, p, c, keep, &e->kind[i]);
+    if (p->stages > 1 && !c->has_transfers)
+        find_transfers(e, c);
     for (int r = 0; r < p->stages; r++) {
-        if (like_last(e, p, r))
+        if (e->alike[r])
             e->lane[r] = e->lane[r - 1];
         else
             fill_lane(e, p, c, r, &e->lane[r]);
@@ -769,15 +830,12 @@ static Flight flight_of(const Estimator *e, const Point *p, const Cube *c, int r
     int above = r > 0 ? r - 1 : 0, more = p->chunks > 1;
     int most = schedule_units(&s, above) + more, all = s.m * s.k * s.v;
     Flight f = { .units = most < all ? most : all, .begun = schedule_kv(&s, above),
-                 .longest = (double)longest_slice(e, p, c->cost.is.balanced),
+                 .longest = (double)c->longest,
                  .sliced = p->nslices > 1 };
     if (p->stages == 1 && p->chunks == 1 && p->nslices == 1)
         f.units = f.begun = 1;          // one function each way, called in turn
     return f;
 }
-
-/* Bytes of a section, per token of a unit but where it says fixed. */
-typedef struct { double saved, kv, dkv, work, fixed_work, kept; } Held;
 
 /* Bytes of an element of a block beside its shard: gathered, and its gradient until it is
  * scattered over x and data. */
@@ -825,6 +883,7 @@ static Held held_by(const Estimator *e, const Point *p, const Cost *k, int keep,
     return h;
 }
 
+/* Of a stage whose sections' kinds have `held`. */
 static StageMemory memory_of(Estimator *e, const Point *p, const Cube *c, int keep, int r)
 {
     const Cost *k = &c->cost;
@@ -834,14 +893,14 @@ static StageMemory memory_of(Estimator *e, const Point *p, const Cube *c, int ke
     Held sum = { 0 };
     for (int ch = 0; ch < p->chunks; ch++) {
         const Kind *kind = &e->kind[e->section[ch * p->stages + r]];
-        Held h = held_by(e, p, k, keep, kind, f.sliced);
+        const Held *h = &kind->held;
         params += kind->parameters;
-        sum.saved += h.saved;
-        sum.kv += h.kv;
-        sum.dkv += h.dkv;
-        sum.kept += h.kept;
-        sum.work = larger(sum.work, h.work);
-        sum.fixed_work = larger(sum.fixed_work, h.fixed_work);
+        sum.saved += h->saved;
+        sum.kv += h->kv;
+        sum.dkv += h->dkv;
+        sum.kept += h->kept;
+        sum.work = larger(sum.work, h->work);
+        sum.fixed_work = larger(sum.fixed_work, h->fixed_work);
     }
     params -= p->stages == 1 ? k->tied : 0;
     bool last = r == p->stages - 1 && e->shape->tail != NONE;
@@ -866,9 +925,19 @@ static StageMemory memory_of(Estimator *e, const Point *p, const Cube *c, int ke
     return m;
 }
 
+static void hold_kinds(Estimator *e, const Point *p, const Cube *c, int keep)
+{
+    for (int i = 0; i < e->nkinds; i++)
+        e->kind[i].held = held_by(e, p, &c->cost, keep, &e->kind[i], p->nslices > 1);
+}
+
+/* A stage that has what the one before it has holds no more: it is nearer to the last. */
 static double worst_memory(Estimator *e, const Point *p, const Cube *c, int keep, Estimate *out)
 {
+    hold_kinds(e, p, c, keep);
     for (int r = 0; r < p->stages; r++) {
+        if (e->alike[r])
+            continue;
         StageMemory m = memory_of(e, p, c, keep, r);
         if (r == 0 || m.peak > out->memory.peak) {
             out->memory = m;
@@ -897,10 +966,9 @@ static Cube *open_point(Estimator *e, const Point *p)
 {
     Cube *c = cube_of(e, p);
     set_choices(e, c, p);
-    find_kinds(e, p, cut_of(e, c, p->stages * p->chunks));
-    for (int i = 0; i < e->nkinds; i++)
-        sum_kind(e, &c->cost, p->recompute, &e->kind[i]);
-    int64_t rows = longest_slice(e, p, c->cost.is.balanced) * p->microbatch / p->x;
+    cut_of(e, c, p->stages * p->chunks);
+    find_kinds(e, p, c);
+    int64_t rows = c->longest * p->microbatch / p->x;
     if (c->chunk_rows != rows) {
         c->chunk_rows = rows;
         c->chunk = mesh_chunk(e->of, rows);
@@ -922,21 +990,21 @@ StageMemory estimate_memory(Estimator *e, const Point *p, int r)
 static double again_flop(const Estimator *e, const Point *p, const Cube *c)
 {
     double sum = 0;
-    for (int s = 0; p->recompute == RECOMPUTE_FULL && s < p->stages * p->chunks; s++) {
-        const Kind *k = &e->kind[e->section[s]];
+    for (int s = 0; p->recompute == RECOMPUTE_FULL && s < e->nkinds; s++) {
+        const Kind *k = &e->kind[s];
         for (int i = 0; i < e->nclasses; i++)
-            sum += k->again[i] * c->cost.classes.at[i].flops[2];
+            sum += k->sections * k->again[i] * c->cost.classes.at[i].flops[2];
     }
     return sum * p->x * p->y * p->z;
 }
 
 /* Share of the turns that are computed again. */
-static double attention_again(const Estimator *e, const Point *p)
+static double attention_again(const Estimator *e)
 {
     double again = 0;
-    for (int s = 0; s < p->stages * p->chunks; s++)
+    for (int s = 0; s < e->nkinds; s++)
         for (int i = 0; i < e->nclasses; i++)
-            again += e->kind[e->section[s]].again[i];
+            again += e->kind[s].sections * e->kind[s].again[i];
     return e->shape->nturns ? again / e->shape->nturns : 0;
 }
 
@@ -951,7 +1019,7 @@ Reject estimate(Estimator *e, const Point *p, Estimate *out)
     double flop = 6 * e->matrices + 12 * e->pairs, peak = w->matrix * devices;
     double share = p->recompute == RECOMPUTE_NONE ? 0
                  : p->recompute == RECOMPUTE_ATTENTION ? 1
-                 : attention_again(e, p);
+                 : attention_again(e);
     if (w->cores > 0 && devices * w->workers > w->cores)    // of the cores, not of each rank
         peak = w->matrix / w->workers * w->cores;
     out->mfu = flop * T / (out->step_s * peak);
@@ -960,15 +1028,33 @@ Reject estimate(Estimator *e, const Point *p, Estimate *out)
     return out->memory.peak > out->room_bytes ? REJECT_MEMORY : LEGAL;
 }
 
+double estimate_peak(Estimator *e, const Point *p)
+{
+    Estimate out = { .room_bytes = (double)e->of->is.room_bytes };
+    Cube *c = open_point(e, p);
+    choose_keep(e, p, c, &out);
+    return out.memory.peak;
+}
+
+void estimate_time(Estimator *e, const Point *p, Estimate *out)
+{
+    Cube *c = open_point(e, p);
+    int pin = p->keep ? (int)p->keep : pinned_keep(e);
+    *out = (Estimate){ .keep = pin ? pin : KEEP_BOTH };
+    step_time(e, p, c, out->keep, c->turns, out);
+}
+
 /* ---- bounds -------------------------------------------------------------------------- */
 
 /*
  * Whatever the slices, chunks, schedule, recompute, zero and keep: some stage has at least
  * its share of all turns, in whole turns, and of all seconds; it works on every microbatch
  * and updates its parameters. A pass in slices is no quicker than the whole (price.h), nothing
- * that is made again is free, and everything that is kept is gathered once at least.
+ * that is made again is free, and everything that is kept is gathered once at least. Without
+ * slices the other stages also wait for a chunk of each, so that the slowest having just its share
+ * is the least: m > 1 / chunks.
  */
-double estimate_bound(Estimator *e, const Point *p)
+Least estimate_bound(Estimator *e, const Point *p)
 {
     Point one = { .data = p->data, .stages = p->stages, .chunks = 1, .x = p->x, .y = p->y,
                   .z = p->z, .microbatch = p->microbatch, .nslices = 1 };
@@ -977,7 +1063,7 @@ double estimate_bound(Estimator *e, const Point *p)
     set_choices(e, c, &one);
     c->cost.is.zero = p->data > 1;
     c->cost.is_piped = true;
-    const PassCost *of = priced(e, c, e->of->is.sequence, KEEP_BOTH);
+    const PassCost *of = priced(e, c, e->of->is.sequence, KEEP_BOTH)->of;
     double all = 0, least = INFINITY, params = 0, few = INFINITY, m = (double)microbatches(e, p);
     for (int i = 0; i < e->nclasses; i++) {
         double t = seconds_total(&of[i].forward) + seconds_total(&of[i].backward);
@@ -990,10 +1076,16 @@ double estimate_bound(Estimator *e, const Point *p)
         few = !end && w < few ? w : few;
     }
     double turns = ceil((double)s->nturns / p->stages), gather;
-    double whole = m * turns * least + cost_update(&c->cost, turns * few, 0, &gather);
-    params -= c->cost.tied;
-    double mean = (m * all + cost_update(&c->cost, params, 0, &gather)) / p->stages;
-    return whole > mean ? whole : mean;
+    double whole = m * turns * least, mean = m * all / p->stages;
+    double update[2] = { cost_update(&c->cost, turns * few, 0, &gather),
+                         cost_update(&c->cost, params - c->cost.tied, 0, &gather) / p->stages };
+    Least out = { .seconds = larger(whole + update[0], mean + update[1]), .work = mean,
+                  .fill = all - all / p->stages };
+    if (whole > mean) {
+        out.work = whole;
+        out.fill = (s->nturns - turns) * least;
+    }
+    return out;
 }
 
 Point point_of(const Plan *p)

@@ -141,8 +141,12 @@ double stretch_weight(const Cost *c, int class)
     if (class == NONE)
         return 0;
     Stretch s = { .class = (int[1]){ 0 }, .count = (int[1]){ 0 }, .again = (int[1]){ 0 } };
-    add_class(c, &s, class, false);
-    PassCost a = at_least_launches(c, &s, cost_pass(c, class, 1, (double)c->is.sequence));
+    Cost whole = *c;                // the cut is the same whatever the slices and recompute
+    whole.is.recompute = RECOMPUTE_NONE;
+    whole.is.nslices = 1;
+    add_class(&whole, &s, class, false);
+    PassCost a = at_least_launches(&whole, &s, cost_pass(&whole, class, 1,
+                                                         (double)c->is.sequence));
     return seconds_total(&a.forward) + seconds_total(&a.backward);
 }
 

@@ -16,7 +16,7 @@
  *   recompute   adds time and saves memory; full(n) more of both with each n, attention's time
  *               no less than none
  *   zero        3 holds least
- *   keep        both is quickest, none holds least
+ *   keep        both or inputs is quickest, none holds least
  *   schedule    1f1b holds no more than gpipe; chunks hold no less than one whole stage
  *   slices      fill a pipeline: with one stage they only cost. Their passes together take
  *               no less than the pass of the whole, so at best the waiting goes
@@ -30,18 +30,21 @@
 /* TUNING: nor are those that are better by less than this in one and in the other. */
 #define FRONT_STEP 1.01
 
+/* TUNING: where no whole sequences fit, up to so many slices of equal length are tried. */
+enum { MOST_UNIFORM = 64 };
+
 const char *const objective_word[OBJECTIVES] = { "time", "memory", "cost" };
 
 typedef struct {
     Point at;
-    double bound, least;            // seconds; bytes of the variant that holds least
+    Least bound;
+    double least, guess;            // bytes of what holds least in one chunk; seconds
     bool fits, fits_whole;          // some variant does; one without slices does
-    double guess;                   // seconds of that variant
 } Cell;
 typedef struct { Cell *at; int n, cap; } Cells;         // on the heap: perm never shrinks
 
 /* A point whose slices are open: no list is quicker, or holds less. */
-typedef struct { Point at; double seconds, bytes; } Sliced;
+typedef struct { Point at; double seconds, bytes; Cell *cell; } Sliced;
 typedef struct { Sliced *at; int n, cap; } SlicedList;
 
 typedef struct { int64_t of; int n; int64_t at[1 << 11]; } Divisors;    // ascending
@@ -60,8 +63,8 @@ typedef struct {
     SliceView *view; SlicedList sliced;
 } Search;
 
-/* The best variant of a cell, and the one that lacks least. */
-typedef struct { bool any; Candidate best; double least; } Found;
+/* The best variant of a cell. */
+typedef struct { bool any; Candidate best; } Found;
 
 /* ---- points ---------------------------------------------------------------------- */
 
@@ -256,8 +259,13 @@ static bool is_wanted(const Search *q, const Found *f, double seconds, double by
         on_front(t, seconds, bytes))
         return true;
     double v = by_memory(q) ? bytes : seconds;
-    if (f && f->any && v >= (by_memory(q) ? f->best.is.memory.peak : f->best.is.step_s))
-        return false;                   // what is equal was met first, and waits or holds less
+    if (f && f->any) {                  // what is equal in both was met first
+        const Estimate *best = &f->best.is;
+        double first = by_memory(q) ? best->memory.peak : best->step_s;
+        if (v > first || (v == first && (by_memory(q) ? seconds >= best->step_s
+                                                      : bytes >= best->memory.peak)))
+            return false;
+    }
     if (t->best.n < t->ask.top)
         return true;
     const Estimate *worst = &t->best.at[t->best.n - 1].is;
@@ -272,16 +280,38 @@ static void price(Search *q, const Point *p, Candidate *out)
     arena_reset(scratch);               // at once, or it grows out of the caches
 }
 
-/* Nothing that keeps less of what is gathered is quicker, or holds less than what keeps none.
- * A variant itself keeps what the compiler would: the most that fits. */
-static double quickest(Search *q, Point p, const Candidate *as_kept)
+static double seconds_with(Search *q, Point p, int keep)
 {
-    Candidate c;
-    if (q->s->keep.v || (as_kept && as_kept->is.keep == KEEP_BOTH))
-        return as_kept ? as_kept->is.step_s : (price(q, &p, &c), c.is.step_s);
-    p.keep = KEEP_BOTH;
-    price(q, &p, &c);
-    return c.is.step_s;
+    Estimate is;
+    p.keep = keep;
+    q->t->evaluations++;
+    estimate_time(q->t->e, &p, &is);
+    return is.step_s;
+}
+
+/* A variant itself keeps what the compiler would, the most that fits. Where everything does, so it
+ * does in a variant that holds less. */
+static bool keeps_all(const Search *q, const Candidate *c)
+{
+    return q->s->keep.v || c->is.keep == KEEP_BOTH;
+}
+
+/* Of what can be kept. Inputs only save time; gathering weights once, before all passes, may take
+ * longer than beside each. */
+static double quickest(Search *q, const Candidate *as_kept)
+{
+    if (keeps_all(q, as_kept))
+        return as_kept->is.step_s;
+    double both = seconds_with(q, as_kept->at, KEEP_BOTH);
+    bool once = as_kept->at.x > 1 || as_kept->at.zero == 3;
+    return once ? less(both, seconds_with(q, as_kept->at, KEEP_INPUTS)) : both;
+}
+
+static double fewest_bytes(Search *q, Point p)
+{
+    p.keep = q->s->keep.v ? KEEP_CHOSEN : KEEP_NONE;
+    q->t->evaluations++;
+    return estimate_peak(q->t->e, &p);
 }
 
 static Candidate smallest(Search *q, Point p)
@@ -292,18 +322,23 @@ static Candidate smallest(Search *q, Point p)
     return c;
 }
 
+static void keep_best(Search *q, Found *f, const Candidate *c)
+{
+    if (lack(c) > 0)
+        return;
+    if (!q->t->ask.no_front)
+        front_add(q->t, c);
+    if (!f->any || tune_order(q->t->ask.objective, c, &f->best) < 0)
+        f->best = *c;
+    f->any = true;
+}
+
 /* Prices one variant and keeps it where it fits. */
 static Candidate try_point(Search *q, Found *f, const Point *p)
 {
     Candidate c;
     price(q, p, &c);
-    if (lack(&c) > 0)
-        return c;
-    if (!q->t->ask.no_front)
-        front_add(q->t, &c);
-    if (!f->any || tune_order(q->t->ask.objective, &c, &f->best) < 0)
-        f->best = c;
-    f->any = true;
+    keep_best(q, f, &c);
     return c;
 }
 
@@ -330,38 +365,107 @@ static Candidate try_full(Search *q, Found *f, Point p, int n)
     return try_point(q, f, &p);
 }
 
-/* full(n) for lo < n < hi, both of which are priced. */
-static void try_between(Search *q, Found *f, const Point *p, int lo, int hi, double lo_s,
-                        double hi_bytes)
+/* full(n) of a point. Of what keeps all, time and the bytes of a stage are linear in n: they lie on a
+ * line from n = 0 to n = turns, where one stage holds most at both ends. What keeps less is
+ * there because all does not fit, and holds no less than `partly`. bent: time is neither linear
+ * nor always more with n: gpipe waits for each way's slowest, of chunks that differ. */
+typedef struct { bool line, bent; int turns; double seconds[2], bytes[2], partly; } Row;
+
+/* An end of full(n) for from < n < to: a variant that was priced, a bound on the seconds of it and
+ * those that make more again, on the bytes of it and those that make less. */
+typedef struct { int n; bool all; double peak, seconds, bytes; } End;
+
+static End end_of(Search *q, const Candidate *c, int n)
 {
-    if (hi - lo < 2 || is_late(q) || !is_wanted(q, f, lo_s, hi_bytes))
-        return;
-    int mid = (lo + hi) / 2;
-    Candidate c = try_full(q, f, *p, mid);
-    try_between(q, f, p, lo, mid, lo_s, smallest(q, c.at).is.memory.peak);
-    try_between(q, f, p, mid, hi, quickest(q, c.at, &c), hi_bytes);
+    return (End){ .n = n, .all = keeps_all(q, c), .peak = c->is.memory.peak,
+                  .seconds = quickest(q, c),
+                  .bytes = keeps_all(q, c) ? c->is.memory.peak : fewest_bytes(q, c->at) };
 }
 
-static void try_recomputes(Search *q, Found *f, Point p, double floor)
+/* Is one of full(n) between both wanted? */
+static bool are_wanted(const Search *q, const Found *f, const Row *row, const End *lo,
+                       const End *hi)
 {
-    const PlanSpec *s = q->s;
-    p.recompute_turns = 0;
-    if (s->recompute.v) {
-        p.recompute = tune_pinned_recompute(s);
-        p.recompute_turns = (int)s->recompute_n;
-        try_point(q, f, &p);
-        return;
+    double room = (double)q->p->is.room_bytes, bytes = hi->bytes;
+    if (hi->all && !lo->all && row->partly < bytes)
+        bytes = row->partly;
+    if (!is_wanted(q, f, lo->seconds, bytes))
+        return false;
+    for (int n = lo->n + 1; n < hi->n && row->line; n++) {
+        double x = (double)n / row->turns, turn = (row->bytes[0] - row->bytes[1]) / row->turns;
+        double most = row->bytes[0] + x * (row->bytes[1] - row->bytes[0]);
+        if (most <= room &&
+            is_wanted(q, f, row->seconds[0] + x * (row->seconds[1] - row->seconds[0]), most))
+            return true;
+        /* what makes turns again needs the room of one, which is not on the line */
+        if (most + 2 * turn > room && is_wanted(q, f, lo->seconds, larger(bytes, row->partly)))
+            return true;
     }
-    p.recompute = RECOMPUTE_NONE;
-    Candidate none = try_point(q, f, &p);
-    double none_s = quickest(q, p, &none);
-    if (!is_wanted(q, f, none_s, floor))
+    return !row->line;
+}
+
+static void try_between(Search *q, Found *f, Point p, const Row *row, const End *lo, const End *hi)
+{
+    if (hi->n - lo->n < 2 || is_late(q) || !are_wanted(q, f, row, lo, hi))
         return;
+    Candidate c = try_full(q, f, p, (lo->n + hi->n) / 2);
+    End mid = end_of(q, &c, c.at.recompute_turns);
+    mid.seconds = row->bent ? lo->seconds : mid.seconds;
+    try_between(q, f, p, row, lo, &mid);
+    try_between(q, f, p, row, &mid, hi);
+}
+
+/* What of all recomputes holds least. Of full(n) full does or, in a stage of few turns, none. */
+static Point least_recompute(Search *q, Point p, double *bytes)
+{
+    Point best = p;
+    *bytes = INFINITY;
+    for (p.recompute = RECOMPUTE_NONE; p.recompute <= RECOMPUTE_FULL; p.recompute++) {
+        bool pinned = q->s->recompute.v != NULL;
+        if (pinned ? p.recompute != tune_pinned_recompute(q->s)
+                   : p.recompute == RECOMPUTE_ATTENTION && !q->attends)
+            continue;
+        p.recompute_turns = pinned ? (int)q->s->recompute_n : 0;
+        double b = fewest_bytes(q, p);
+        if (b < *bytes) {
+            *bytes = b;
+            best = p;
+        }
+    }
+    return best;
+}
+
+/* Of a point that makes nothing again and keeps all, whether that fits or not. No recompute takes
+ * less than `quick` or holds less than `floor`. */
+static void try_recomputes(Search *q, Found *f, const Candidate *all, double quick, double floor)
+{
+    Candidate none = *all;
+    Point p = none.at;
+    End lo = { .all = q->s->keep.v || lack(all) <= 0, .seconds = quick };
+    double partly = INFINITY;
+    none.at.keep = p.keep = KEEP_CHOSEN;
+    if (lo.all)
+        keep_best(q, f, &none);
+    else {
+        if (!is_wanted(q, f, quick, floor))
+            return;
+        partly = larger(floor, all->is.room_bytes - all->is.memory.peak + fewest_bytes(q, p));
+        if (is_wanted(q, f, lo.seconds, partly))
+            try_point(q, f, &p);
+    }
+    if (q->s->recompute.v || !is_wanted(q, f, lo.seconds, floor))
+        return;
+    Candidate full = try_full(q, f, p, 0);
+    End hi = end_of(q, &full, most_turns(q, &p));
     p.recompute = RECOMPUTE_ATTENTION;
-    if (q->attends)
+    if (q->attends && is_wanted(q, f, lo.seconds, floor))
         try_point(q, f, &p);
-    try_full(q, f, p, 0);
-    try_between(q, f, &p, 0, most_turns(q, &p), none_s, floor);
+    bool bent = p.schedule == SCHEDULE_GPIPE && p.chunks > 1 && !q->for_front;
+    Row row = { .line = hi.all && all->is.worst == full.is.worst && !bent, .bent = bent,
+                .turns = hi.n,
+                .seconds = { all->is.step_s, full.is.step_s }, .partly = partly,
+                .bytes = { all->is.memory.peak, full.is.memory.peak } };
+    try_between(q, f, p, &row, &lo, &hi);
 }
 
 static int least_zero(const Search *q) { return q->s->zero.set ? (int)q->s->zero.v : 0; }
@@ -370,65 +474,95 @@ static int most_zero(const Search *q, const Point *p)
     return q->s->zero.set ? (int)q->s->zero.v : p->data > 1 ? 3 : 0;
 }
 
-/* Of all with the point's chunks, slices, schedule and zero, or of every zero. */
-static double fewest_bytes(Search *q, Point p)
-{
-    p.recompute = q->s->recompute.v ? tune_pinned_recompute(q->s) : RECOMPUTE_FULL;
-    p.recompute_turns = (int)q->s->recompute_n;
-    return smallest(q, p).is.memory.peak;
-}
-
-/* Of all with the point's chunks, slices and schedule. Where zero is open, waiting for replicas is
- * left out, and zero 0 stands for all: gathers of 2 and 3 make stages wait for each other too. */
-static double least_seconds(Search *q, Point p)
+/* Without recompute, and with all kept that could be, whether that fits or not. */
+static Candidate with_all(Search *q, Point p)
 {
     Candidate c;
-    p.zero = least_zero(q);
     p.recompute = tune_pinned_recompute(q->s);
     p.recompute_turns = (int)q->s->recompute_n;
     p.keep = q->s->keep.v ? KEEP_CHOSEN : KEEP_BOTH;
     price(q, &p, &c);
-    return q->s->zero.set ? c.is.step_s
-                          : c.is.step_s - c.is.part[PART_DATA] - c.is.part[PART_OPTIMIZER];
+    return c;
 }
 
-/* From what holds least on; what does not fit with one zero fits with none below it. */
-static void try_zeros(Search *q, Found *f, Point p, const Cell *c)
+/* A row where nothing is made again: bytes and seconds with all kept; seconds with inputs or
+ * nothing kept, where all does not fit. */
+typedef struct { double bytes, all, inputs, none; } Plain;
+
+static Plain plain_of(const Candidate *all)
 {
-    p.zero = most_zero(q, &p);
-    double bytes = c->least, seconds = c->bound;
-    if (f->any)                         // then time is the likelier reason
-        seconds = least_seconds(q, p);
-    if (!is_wanted(q, f, seconds, bytes) ||
-        !is_wanted(q, f, seconds, bytes = fewest_bytes(q, p)))
-        return;
-    if (!f->any && !is_wanted(q, f, seconds = least_seconds(q, p), bytes))
-        return;
-    for (; p.zero >= least_zero(q) && !is_late(q); p.zero--) {
-        if (p.zero < most_zero(q, &p))
-            bytes = fewest_bytes(q, p);
-        if (!is_wanted(q, f, seconds, bytes))
-            break;
-        try_recomputes(q, f, p, bytes);
+    double s = all->is.step_s;
+    return (Plain){ .bytes = all->is.memory.peak, .all = s, .inputs = s, .none = s };
+}
+
+/* With each schedule. Of whole stages, what another of `seen` beats where nothing is made again it
+ * always does: it holds no more and is no slower, whatever each keeps. Chunks may gain a little,
+ * which is nothing to the front. */
+typedef struct { int n; Plain at[8]; } Seen;
+
+static bool is_beaten(const Seen *seen, const Plain *b)
+{
+    for (int i = 0; i < seen->n; i++) {
+        const Plain *a = &seen->at[i];
+        if (b->bytes >= a->bytes && b->all >= a->all && b->none >= a->none &&
+            b->inputs >= larger(a->all, a->inputs))     // the more fits, the more is kept
+            return true;
+    }
+    return false;
+}
+
+static void try_schedules(Search *q, Found *f, Point p, double bytes, Seen *seen)
+{
+    const Word *pin = &q->s->schedule;
+    for (int gpipe = 0; gpipe <= (p.stages > 1 || pin->v); gpipe++) {
+        p.schedule = gpipe ? SCHEDULE_GPIPE : SCHEDULE_1F1B;
+        if (pin->v && !word_is(*pin, schedule_word[p.schedule]))
+            continue;
+        Candidate all = with_all(q, p);
+        Plain plain = plain_of(&all);
+        bool partly = lack(&all) > 0 && !q->s->keep.v;
+        if (q->for_front && is_beaten(seen, &plain))
+            continue;
+        if (partly && (p.x > 1 || p.zero == 3))
+            plain.inputs = seconds_with(q, all.at, KEEP_INPUTS);
+        if (!is_wanted(q, f, less(plain.all, plain.inputs), bytes))
+            continue;
+        if (partly && !q->for_front && p.chunks == 1)
+            plain.none = seconds_with(q, all.at, KEEP_NONE);
+        if (p.chunks == 1 && is_beaten(seen, &plain))
+            continue;
+        if (gpipe && p.chunks > 1)
+            least_recompute(q, p, &bytes);
+        seen->at[seen->n++] = plain;
+        try_recomputes(q, f, &all, less(plain.all, plain.inputs), bytes);
     }
 }
 
-static void try_schedules(Search *q, Found *f, Point p, const Cell *c)
+/* From 3 to 0: what does not fit with 2, or with 1, does not with less. */
+static void try_zeros(Search *q, Found *f, Point p, double bound)
 {
-    bool open = !q->s->schedule.v;
-    if (open || word_is(q->s->schedule, "1f1b")) {
-        p.schedule = SCHEDULE_1F1B;
-        try_zeros(q, f, p, c);
-    }
-    if ((open && p.stages > 1) || word_is(q->s->schedule, "gpipe")) {
-        p.schedule = SCHEDULE_GPIPE;
-        try_zeros(q, f, p, c);
+    Seen seen = { 0 };
+    double bytes;
+    for (p.zero = most_zero(q, &p); p.zero >= least_zero(q) && !is_late(q); p.zero--) {
+        seen.n = p.zero > 0 ? 0 : seen.n;       // 0 and 1 keep alike
+        p.schedule = word_is(q->s->schedule, "gpipe") ? SCHEDULE_GPIPE : SCHEDULE_1F1B;
+        least_recompute(q, p, &bytes);
+        if (bytes > (double)q->p->is.room_bytes && p.zero < 3)
+            return;
+        if (is_wanted(q, f, bound, bytes))
+            try_schedules(q, f, p, bytes, &seen);
     }
 }
 
 static int most_chunks(const Search *q, const Point *p)
 {
     return p->stages == 1 ? 1 : q->p->layers / p->stages;
+}
+
+static double bound_of(const Cell *c, const Point *p)
+{
+    const Least *b = &c->bound;
+    return p->nslices > 1 ? b->seconds : larger(b->seconds, b->work + b->fill / p->chunks);
 }
 
 /* Without slices, or with those that are pinned. */
@@ -438,9 +572,10 @@ static void try_whole(Search *q, Found *f, const Cell *c)
     int lo = 1, hi = most_chunks(q, &p);
     if (q->s->chunks.set)
         lo = hi = (int)q->s->chunks.v;
-    for (p.chunks = hi; p.chunks >= lo && is_wanted(q, f, c->bound, c->least); p.chunks--)
-        if (p.chunks == c->at.chunks || estimate_legal(q->t->e, &p) == LEGAL)
-            try_schedules(q, f, p, c);
+    for (p.chunks = hi; p.chunks >= lo && is_wanted(q, f, c->bound.seconds, 0); p.chunks--)
+        if ((p.chunks == c->at.chunks || estimate_legal(q->t->e, &p) == LEGAL) &&
+            is_wanted(q, f, bound_of(c, &p), 0))
+            try_zeros(q, f, p, bound_of(c, &p));
 }
 
 /* ---- slices ------------------------------------------------------------------------ */
@@ -456,11 +591,11 @@ static void add_sliced(Search *q, Sliced one)
 }
 
 /* With each zero that could win, by bounds that get dearer. */
-static void look_at_zeros(Search *q, Point p, double floor, double workspace)
+static void look_at_zeros(Search *q, Cell *c, Point p, double floor, double workspace)
 {
     for (p.zero = most_zero(q, &p); p.zero >= least_zero(q); p.zero--) {
         Candidate whole;
-        Sliced one = { .at = p };
+        Sliced one = { .at = p, .cell = c };
         if (p.zero == 0 && most_zero(q, &p) > 0)
             break;                      // has the lists of 1: see try_lists
         price(q, &p, &whole);
@@ -475,17 +610,11 @@ static void look_at_zeros(Search *q, Point p, double floor, double workspace)
 
 /* With what is kept gathered: the more, the less time and room. What shrinks with the slices is the
  * workspace of the whole. */
-static void look_at_keeps(Search *q, Point p, double bound)
+static void look_at_keeps(Search *q, Cell *c, Point p)
 {
     static const int keeps[] = { KEEP_BOTH, KEEP_INPUTS, KEEP_NONE };
-    const Estimate none = { .room_bytes = INFINITY };
     int n = q->s->keep.v ? 1 : 3;
     double seconds, bytes;
-    p.keep = n == 1 ? KEEP_CHOSEN : KEEP_BOTH;
-    p.zero = least_zero(q);
-    slice_bound(q->view, &p, &none, 0, &seconds, &bytes);
-    if (!is_wanted(q, NULL, seconds > bound ? seconds : bound, 0))
-        return;
     p.zero = most_zero(q, &p);
     Candidate least = smallest(q, p);
     double workspace = least.is.memory.workspace;
@@ -493,33 +622,57 @@ static void look_at_keeps(Search *q, Point p, double bound)
         p.keep = n == 1 ? KEEP_CHOSEN : keeps[k];
         p.zero = least_zero(q);
         slice_bound(q->view, &p, &least.is, workspace, &seconds, &bytes);
-        seconds = seconds > bound ? seconds : bound;
+        seconds = larger(seconds, c->bound.seconds);
         if (bytes > (double)q->p->is.room_bytes)
             return;
         if (is_wanted(q, NULL, seconds, bytes))
-            look_at_zeros(q, p, seconds, workspace);
+            look_at_zeros(q, c, p, seconds, workspace);
     }
 }
 
-static void look_at_slices(Search *q, Point p, double bound)
+/* Is one of the point's recompute wanted, whatever the schedule, if all of it fits? */
+static bool slices_wanted(Search *q, const Cell *c, Point p)
+{
+    const Estimate room = { .room_bytes = INFINITY };
+    double seconds, bytes;
+    p.keep = q->s->keep.v ? KEEP_CHOSEN : KEEP_BOTH;
+    p.zero = least_zero(q);
+    slice_bound(q->view, &p, &room, 0, &seconds, &bytes);
+    return is_wanted(q, NULL, larger(seconds, c->bound.seconds), 0);
+}
+
+static void look_at_slices(Search *q, Cell *c, Point p)
 {
     const PlanSpec *s = q->s;
     int from = RECOMPUTE_NONE, to = RECOMPUTE_FULL;
     p.recompute_turns = 0;
+    p.schedule = SCHEDULE_1F1B;
     if (s->recompute.v) {
         from = to = tune_pinned_recompute(s);
         p.recompute_turns = (int)s->recompute_n;
     }
-    for (int k = 0; k < 2; k++) {
-        p.schedule = k ? SCHEDULE_GPIPE : SCHEDULE_1F1B;
-        if (s->schedule.v && !word_is(s->schedule, schedule_word[p.schedule]))
-            continue;
-        for (int r = from; r <= to; r++) {
-            p.recompute = r;
-            if (r != RECOMPUTE_ATTENTION || from == to || q->attends)
-                look_at_keeps(q, p, bound);
+    for (int r = from; r <= to; r++) {
+        p.recompute = r;
+        if (!slices_wanted(q, c, p))
+            return;                     // what is made again takes longer
+        for (int k = 0; k < 2; k++) {
+            p.schedule = k ? SCHEDULE_GPIPE : SCHEDULE_1F1B;
+            if ((!s->schedule.v || word_is(s->schedule, schedule_word[p.schedule])) &&
+                (r != RECOMPUTE_ATTENTION || from == to || q->attends))
+                look_at_keeps(q, c, p);
         }
     }
+}
+
+/* Some variant of the cell fits. */
+static void found(Search *q, Cell *c, const Found *f)
+{
+    if (!c->fits) {                     // by a list that is not uniform
+        q->t->feasible++;
+        q->t->rejected[REJECT_MEMORY]--;
+        c->fits = true;
+    }
+    best_add(q->t, &f->best);
 }
 
 /* Each list, where zero, recompute and chunks are those it was made for. */
@@ -544,7 +697,24 @@ static void try_lists(Search *q, const Sliced *one)
         }
     }
     if (f.any)
-        best_add(q->t, &f.best);
+        found(q, one->cell, &f);
+}
+
+/* Slices alone make the cell fit: those that look_at_cell found are tried, too. */
+static void try_uniform(Search *q, Cell *c)
+{
+    Found f = { 0 };
+    Point p = c->at;
+    bool pinned = q->s->recompute.v != NULL;
+    for (p.nslices = 2; p.nslices <= MOST_UNIFORM && estimate_legal(q->t->e, &p) == LEGAL;
+         p.nslices *= 2)
+        for (p.zero = most_zero(q, &p); p.zero >= least_zero(q); p.zero--)
+            for (int r = RECOMPUTE_NONE; r <= (pinned ? RECOMPUTE_NONE : RECOMPUTE_FULL); r++) {
+                p.recompute = pinned ? tune_pinned_recompute(q->s) : r;
+                try_point(q, &f, &p);
+            }
+    if (f.any)
+        found(q, c, &f);
 }
 
 static int by_seconds(const void *a, const void *b)
@@ -566,16 +736,18 @@ static void search_sliced(Search *q)
 {
     q->view = slice_view(q->t);
     for (int i = 0; i < q->cells.n && !is_late(q); i++) {
-        const Cell *c = &q->cells.at[i];
+        Cell *c = &q->cells.at[i];
         Point p = c->at;
         int lo = 1, hi = most_chunks(q, &p);
-        if (p.stages == 1 || !c->fits)
+        if (p.stages == 1 || !is_wanted(q, NULL, c->bound.seconds, 0))
             continue;
+        if (c->fits && !c->fits_whole)
+            try_uniform(q, c);
         if (q->s->chunks.set)
             lo = hi = (int)q->s->chunks.v;
-        for (p.chunks = lo; p.chunks <= hi && is_wanted(q, NULL, c->bound, 0); p.chunks++)
+        for (p.chunks = lo; p.chunks <= hi && is_wanted(q, NULL, c->bound.seconds, 0); p.chunks++)
             if (p.chunks == c->at.chunks || estimate_legal(q->t->e, &p) == LEGAL)
-                look_at_slices(q, p, c->bound);
+                look_at_slices(q, c, p);
     }
     SlicedList *all = &q->sliced;
     if (all->n)
@@ -702,41 +874,56 @@ static void add_cells(Search *q)
         }
 }
 
-/* The bytes of what holds least of a cell without slices; where that does not fit, slices may. */
+/* Of all zeros and recomputes. */
+static Point least_variant(Search *q, Point p, double *bytes)
+{
+    Point best = p;
+    *bytes = INFINITY;
+    for (p.zero = most_zero(q, &p); p.zero >= (q->s->zero.set ? (int)q->s->zero.v : 2) ||
+                                    p.zero == most_zero(q, &p); p.zero--) {
+        double b;
+        Point least = least_recompute(q, p, &b);
+        if (b < *bytes) {
+            *bytes = b;
+            best = least;
+        }
+    }
+    return best;
+}
+
+/* The bytes of what holds least of a cell without slices; where that does not fit, chunks may, or
+ * slices. */
 static void look_at_cell(Search *q, Cell *c)
 {
-    Point p = c->at;
-    if (!q->s->zero.set)
-        p.zero = p.data > 1 ? 3 : 0;
-    if (!q->s->recompute.v)
-        p.recompute = RECOMPUTE_FULL;
-    Candidate least = smallest(q, p);
-    if (!q->s->recompute.v) {
-        p.recompute = RECOMPUTE_NONE;
-        Candidate none = smallest(q, p);
-        if (lack(&none) < lack(&least))
-            least = none;
-    }
-    c->fits_whole = lack(&least) <= 0;
-    c->guess = least.is.step_s;
+    double room = (double)q->p->is.room_bytes, bytes, more;
+    Point p = least_variant(q, c->at, &bytes), least = p;
+    c->least = bytes;
+    int most = q->s->chunks.set ? 1 : most_chunks(q, &p);
+    for (p = c->at, p.chunks = 2; p.chunks <= most && bytes > room; p.chunks++)
+        if (estimate_legal(q->t->e, &p) == LEGAL) {
+            Point other = least_variant(q, p, &more);
+            least = more < bytes ? other : least;
+            bytes = more < bytes ? more : bytes;
+        }
+    c->fits_whole = bytes <= room;
     bool slices = q->slices_open && p.stages > 1 && !q->p->sees_ahead;
-    for (int k = 2; k <= 64 && slices && lack(&least) > 0; k *= 2) {
-        p = least.at;
-        p.nslices = k;
+    p = c->at;
+    for (p.nslices = 2; p.nslices <= MOST_UNIFORM && slices && bytes > room; p.nslices *= 2) {
         if (estimate_legal(q->t->e, &p) != LEGAL)
             break;
-        Candidate more = smallest(q, p);
-        if (lack(&more) < lack(&least))
-            least = more;
+        Point other = least_variant(q, p, &more);
+        least = more < bytes ? other : least;
+        bytes = more < bytes ? more : bytes;
     }
-    c->least = least.is.memory.peak;
-    c->fits = lack(&least) <= 0;
+    Candidate it = smallest(q, least);
+    c->fits = bytes <= room;
+    c->guess = it.is.step_s;
     c->bound = estimate_bound(q->t->e, &c->at);
     q->t->bounds++;
     q->t->feasible += c->fits;
     q->t->rejected[REJECT_MEMORY] += !c->fits;
-    if (!c->fits && (!q->t->has_near || lack(&least) < lack(&q->t->near))) {
-        q->t->near = least;
+    if (!c->fits && (!q->t->has_near || lack(&it) < lack(&q->t->near))) {
+        q->t->near = it;
         q->t->has_near = true;
     }
 }
@@ -773,8 +960,8 @@ static void search_whole(Search *q)
 {
     for (int i = 0; i < q->cells.n && !is_late(q); i++) {
         const Cell *c = &q->cells.at[i];
-        Found f = { .least = c->least };
-        if (!c->fits_whole || !is_wanted(q, NULL, c->bound, c->least))
+        Found f = { 0 };
+        if (!c->fits_whole)
             continue;
         try_whole(q, &f, c);
         if (f.any)

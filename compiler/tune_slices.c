@@ -20,7 +20,7 @@ enum { GRAIN = 8, SHARES = 32, LISTS = 2 };
 
 /* TUNING: the programme's objective is a bound on the estimate where stages differ, and no
  * more above it than this. */
-#define WORTH 1.02
+#define WORTH 1.05
 
 typedef struct { double f, g, again[3]; bool known; } Pass;    // as PassCost, added up
 
@@ -43,7 +43,7 @@ struct SliceView {
     Tune *t;
     const Shape *shape;
     Point at;                       // whose mesh and microbatch `cost` has
-    int chunks, recompute;          // of the point whose stages are below; 0: none
+    int chunks, recompute;          // of the point whose stages are below; chunks 0: none
     Cost cost;
     int64_t grain; int n;           // tokens; of them in the sequence
     Passes *passes, table[TABLES]; int ntables, oldest;
@@ -261,8 +261,7 @@ static void fill_kind(SliceView *v, Kind *k, const Point *p, const int *turns, i
     for (int i = 0; i < n; first += turns[i++])
         for (int j = 0; i % p->stages == r && j < turns[i]; j++)
             k->count[s->class_of[first + j]]++;
-    if (p->recompute != RECOMPUTE_NONE)
-        memcpy(k->again, k->count, sizeof *k->again * (size_t)s->classes.n);
+    memcpy(k->again, k->count, sizeof *k->again * (size_t)s->classes.n);
     if (r == 0 && s->head != NONE)
         k->count[s->head]++;
     if (r == p->stages - 1 && s->tail != NONE)
@@ -294,13 +293,13 @@ static void open_point(SliceView *v, const Point *p)
     whole.slice = NULL;
     open_cell(v, p);
     v->cost.is.zero = p->zero;
-    if (v->chunks == p->chunks && v->recompute == p->recompute) {
+    v->recompute = p->recompute;        // what NONE makes again takes no time
+    if (v->chunks == p->chunks) {
         find_data(v);
         return;
     }
     const int *turns = estimate_turns(v->t->e, &whole, &n);
     v->chunks = p->chunks;
-    v->recompute = p->recompute;
     v->nkinds = 0;
     for (int r = 0; r < p->stages; r++) {
         Kind *new = &v->kind[v->nkinds];
@@ -328,8 +327,6 @@ static Schedule shape(const Plan *p, const Point *a, int64_t k)
     return (Schedule){ .kind = a->schedule, .P = a->stages, .v = a->chunks, .k = (int)k,
                        .m = (int)(p->is.batch / a->data / a->microbatch) };
 }
-
-static double less(double a, double b) { return a < b ? a : b; }
 
 static const Pass *rate_of(SliceView *v, int class)
 {
@@ -390,7 +387,7 @@ static double seconds_of(const Bound *b, double pairs)
  *     min over k >= 2, lmax of  m work(k, lmax)  +  (sum - max of f(lmax) + g(lmax)) / v
  *
  * where the stage that is fullest without slices has room for the units of lmax tokens that k
- * slices have in flight.
+ * slices have in flight. Lengths within a quarter share the least of both terms.
  */
 void slice_bound(SliceView *v, const Point *p, const Estimate *whole, double workspace,
                  double *seconds, double *bytes)
@@ -398,11 +395,12 @@ void slice_bound(SliceView *v, const Point *p, const Estimate *whole, double wor
     const StageMemory *mem = &whole->memory;
     Schedule s = shape(v->t->plan, p, 1);
     double m = microbatches(v, p), L = (double)v->t->plan->is.sequence;
-    double rest = mem->peak - mem->activations - mem->keys_values - workspace;
+    double shrinks = workspace + mem->logits;
+    double rest = mem->peak - mem->activations - mem->keys_values - shrinks;
     double token = mem->activations / schedule_units(&s, whole->worst) / L;
     double share, wait[SHARES + 1];
     open_point(v, p);
-    share = workspace / v->n;
+    share = shrinks / v->n;
     *seconds = *bytes = INFINITY;
     for (int l = 1; l < v->n; l++) {
         double most = 0, fill = 0;
@@ -418,16 +416,17 @@ void slice_bound(SliceView *v, const Point *p, const Estimate *whole, double wor
         double units = token * (double)v->grain * schedule_units(&s, whole->worst);
         for (int i = 0; i < v->nkinds; i++)
             v->bound[i] = bound_of(v, &v->kind[i], s.k);
-        for (int l = (v->n + s.k - 1) / s.k; l <= v->n - s.k + 1; l++) {
-            double held = rest + (units + share) * l, work = 0;
+        for (int l = (v->n + s.k - 1) / s.k, to; l <= v->n - s.k + 1; l = to + 1) {
+            double held = rest + (units + share) * l, work = 0, waits = INFINITY;
             *bytes = less(held, *bytes);
             if (held > whole->room_bytes)
                 break;
-            for (int i = 0; i < v->nkinds; i++) {
-                double t = seconds_of(&v->bound[i], (v->n - l) * v->n / 2.0);
-                work = t > work ? t : work;
-            }
-            *seconds = less(m * work + wait[l], *seconds);
+            to = l + l / 4 < v->n - s.k + 1 ? l + l / 4 : v->n - s.k + 1;
+            for (int i = l; i <= to; i++)
+                waits = less(wait[i], waits);
+            for (int i = 0; i < v->nkinds; i++)
+                work = larger(work, seconds_of(&v->bound[i], (v->n - to) * v->n / 2.0));
+            *seconds = less(m * work + waits, *seconds);
         }
     }
 }

@@ -72,6 +72,8 @@ const char *plural(int64_t n, const char *noun);
 
 int64_t gcd64(int64_t a, int64_t b);
 int64_t lcm64(int64_t a, int64_t b);
+static inline double larger(double a, double b) { return a > b ? a : b; }
+static inline double less(double a, double b) { return a < b ? a : b; }
 uint64_t hash_bytes(const void *data, size_t n, uint64_t seed);   // FNV-1a 64
 double now_s(void);                                                // monotonic
 

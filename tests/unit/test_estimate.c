@@ -48,7 +48,7 @@ Test(estimate, parts_add_up)
 /* Every variant of a cell: chunks, slices, schedule, recompute, zero, keep. */
 static int variants_above(Estimator *e, Point a, int turns)
 {
-    double bound = estimate_bound(e, &a);
+    Least least = estimate_bound(e, &a);
     int n = 0;
     for (a.chunks = 1; a.chunks <= 3; a.chunks++)
         for (a.nslices = 1; a.nslices <= 8; a.nslices *= 2)
@@ -62,6 +62,8 @@ static int variants_above(Estimator *e, Point a, int turns)
                 if (estimate_legal(e, &a) != LEGAL)
                     continue;
                 estimate(e, &a, &out);
+                double bound = a.nslices > 1 ? least.seconds
+                             : larger(least.seconds, least.work + least.fill / a.chunks);
                 cr_assert_leq(bound, out.step_s * (1 + 1e-12), "pipeline %d, data %d, cube [%d, "
                               "%d, %d], b %d, chunks %d, %d slices, v %d: %g %g", a.stages, a.data,
                               a.x, a.y, a.z, (int)a.microbatch, a.chunks, a.nslices, v, bound,
