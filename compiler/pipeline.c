@@ -256,13 +256,16 @@ static void add_feed(Pipeline *q, int64_t b, const SliceChoice *c)
     vec_add(&q->feeds, f);
 }
 
+/* Bytes; of models beyond all measure no int64_t. */
+static double lacks(const SliceLack *l) { return (double)l->need_bytes - (double)l->room_bytes; }
+
 static void report_lack(const Pipeline *q, const SliceLack *lack)
 {
     const Plan *p = q->plan;
     Loc at = p->config->plan.pipeline.loc.end ? p->config->plan.pipeline.loc : p->config->plan.loc;
     diag_error(at, "memory-fits", "stage %d lacks %s: with %s, the longest of %s, what is in "
                "flight needs %s and there is room for %s", lack->stage,
-               str_bytes((double)(lack->need_bytes - lack->room_bytes)),
+               str_bytes(lacks(lack)),
                plural(lack->k, "slice"), plural(lack->longest, "token"),
                str_bytes((double)lack->need_bytes),
                str_bytes(lack->room_bytes > 0 ? (double)lack->room_bytes : 0));
@@ -387,8 +390,7 @@ static void search_b(Pipeline *q, int64_t b, SliceLack *lack)
     } else
         read_slices(q, b, &pr, &here);
     q->search.seconds += now_s() - start;
-    if (here.stage >= 0 && (lack->stage < 0 || here.need_bytes - here.room_bytes <
-                                                   lack->need_bytes - lack->room_bytes))
+    if (here.stage >= 0 && (lack->stage < 0 || lacks(&here) < lacks(lack)))
         *lack = here;
 }
 
@@ -610,8 +612,7 @@ static void drop_unfit(Pipeline *q, SliceLack *lack)
                            .room_bytes = (int64_t)(e.room_bytes - always) };
         for (int j = 1; j < f->k; j++)
             here.longest = f->slice[j] > here.longest ? f->slice[j] : here.longest;
-        if (lack->stage < 0 || here.need_bytes - here.room_bytes <
-                               lack->need_bytes - lack->room_bytes)
+        if (lack->stage < 0 || lacks(&here) < lacks(lack))
             *lack = here;
     }
     q->feeds.n = kept;

@@ -738,14 +738,17 @@ static int64_t longest_of(const SliceProblem *p, int64_t k)
 /* The stage that lacks most when the longest of k slices has `longest` tokens. */
 static SliceLack lack_of(const SliceProblem *p, int64_t k, int64_t longest)
 {
+    static const int64_t HALF = INT64_MAX / 2;
     SliceLack worst = { .stage = -1, .k = k, .longest = longest };
     int64_t most = 0;
     for (int r = 0; p->room && r < p->stages; r++) {
         int64_t unit = times(longest, p->room->token_bytes[r]);
         int64_t need = plus(times(slice_units(p, r, k), unit),
                             times(slice_kv(p, r, k), p->room->kv_bytes[r]));
-        int64_t room = p->room->room_bytes[r];      // INT64_MIN: the weights alone are too many
-        int64_t short_bytes = room < need - INT64_MAX ? INT64_MAX : need - room;
+        int64_t room = p->room->room_bytes[r];
+        need = need > HALF ? HALF : need;           // so that their difference is a number, too
+        room = room < -HALF ? -HALF : room;         // INT64_MIN: the weights alone are too many
+        int64_t short_bytes = need - room;
         if (short_bytes > most) {
             most = short_bytes;
             worst.stage = r;
