@@ -13,11 +13,11 @@
  * front of time and memory. What the bounds rest on, held by test_tune.c against plain
  * enumeration:
  *
- *   recompute   adds time and saves memory; full(n) more of both with each n, attention's time
- *               no less than none
- *   zero        3 holds least
+ *   recompute   adds time; full(n) more with each n, and what all of them keep lies on a line.
+ *               full, attention or none holds least
+ *   zero        2 or 3 holds least, and 1 less than 0
  *   keep        both or inputs is quickest, none holds least
- *   schedule    1f1b holds no more than gpipe; chunks hold no less than one whole stage
+ *   schedule    1f1b holds no more than gpipe, which is looked at where it may be quicker
  *   slices      fill a pipeline: with one stage they only cost. Their passes together take
  *               no less than the pass of the whole, so at best the waiting goes
  *   chunks      interleave stages: with one stage there are none

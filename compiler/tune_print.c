@@ -365,6 +365,8 @@ void tune_print_json(const TunePage *page, FILE *f)
     } else
         json_null(j, "nearest_infeasible");
     json_real(j, "seconds", t->seconds);
+    json_integer(j, "evaluations", t->evaluations);
+    json_integer(j, "slice_programmes", t->programmes);
     json_end(j, '}');
     fputc('\n', f);
 }

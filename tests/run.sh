@@ -81,7 +81,7 @@ run_script() { # FOLDER FILE
     name=$1/$2
     lacks "$name" $(directive needs "tests/$name") && return
     rm -rf "$WORK"; mkdir "$WORK"
-    timeout 3600 sh "tests/$name" < /dev/null > "$work/out" 2>&1
+    timeout "${ALL:+2}3600" sh "tests/$name" < /dev/null > "$work/out" 2>&1
     status=$? last=$(tail -n 1 "$work/out")
     case $last in
         *[0-9]" passed, "[0-9]*" failed"*)

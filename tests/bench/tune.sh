@@ -31,7 +31,14 @@ searches() {
     row 'tune its microbatch and slices alone' 0.1 "$T" tune $m $c --set plan.data=2 \
         --set plan.pipeline=8 --set plan.cube=[4,2,1] --set plan.chunks=12
 }
-[ "${TIMES:-1}" = 1 ] && searches
+# The search itself, over all its evaluations: seconds of one, with cells, bounds and lists.
+evaluation() {
+    "$T" tune $m $c --set cluster.nodes=128 --json > "$work/said" 2>&1
+    awk -F'[:,]' '/"seconds"/ { s = $2 } /"evaluations"/ { n = $2 }
+        END { printf "%-44s %8.2f us (at most 10 us)  %d in %.2f s\n", "one evaluation of tune",
+              s / n * 1e6, n, s }' "$work/said"
+}
+[ "${TIMES:-1}" = 1 ] && searches && evaluation
 [ "${ORDER:-1}" = 1 ] || exit 0
 # Ten layouts of one model, by the profile of this machine: places predicted and measured.
 "$T" profile examples/char.tcube -o "$work/here.profile" > /dev/null 2> "$work/err" ||

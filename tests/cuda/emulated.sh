@@ -148,7 +148,7 @@ few() {
         "train.optimizer=adamw(lr=0.1,eps=0.1,weight_decay=0.1)"
     one adamw-bf16 bf16 "$tiny" plan.cube=[1,2,1] plan.logits_chunk=16 train.clip=0.5 \
         "train.optimizer=adamw(lr=0.01,eps=0.1,weight_decay=0.1)"
-    one bf16-slices bf16 "$tiny" plan.pipeline=2 plan.microbatch=2 "plan.slices=[12,8,4]"
+    one bf16-slices bf16 "$tiny" plan.pipeline=2 plan.microbatch=2 "plan.slices=uniform(3)"
 }
 
 # Heads of 64, as tensor cores like them.
@@ -173,7 +173,7 @@ all() {
     few
     seeds=$(seq 4 50)
     one summa@one fp64 "$tiny" "plan.partition=summa(2)"
-    one bf16@one bf16 "$llama" plan.cube=[2,2,2] plan.attention=exchange
+    one bf16@one bf16 "$llama" plan.cube=[2,2,1] plan.data=2 plan.zero=3
     for m in tiny llama parallel; do
         eval "model=\$$m"
         three="plan.pipeline=3 model.layers=3 plan.microbatch=2 plan.slices=[12,8,4]"
@@ -185,6 +185,8 @@ all() {
         one "$m gpipe" fp64 "$model" $three plan.schedule=gpipe
         one "$m 1f1b" fp64 "$model" $three
         one "$m chunks" fp64 "$model" plan.pipeline=2 plan.chunks=2 model.layers=4 plan.microbatch=2
+        one "$m uniform" fp64 "$model" plan.pipeline=2 plan.chunks=2 model.layers=4 \
+            plan.microbatch=2 "plan.slices=uniform(3)" plan.cube=[1,2,1]
         one "$m recompute" fp64 "$model" plan.recompute=full plan.zero=3 plan.data=2
         for precision in fp32 bf16; do
             one "$m one $precision" $precision "$model"
