@@ -11,9 +11,9 @@
  *   1f1b         m (F_R + G_R) + sum over r != R of (max f + max g)
  *   interleaved  the same with f and g of one chunk
  *
- * and every transfer of the first unit's way there and back. With 1f1b a stage has at most
- * so many units in flight; where their way to the last stage and back takes longer than
- * the stage works on them, it waits once for each such round.
+ * and every transfer of the first unit's way there and back, through all chunks. With 1f1b a
+ * stage has at most so many units in flight; where their way to the last stage and back takes
+ * longer than the stage works on them, it waits once for each such round.
  *
  * A stage ends its last backward before stage 0 does, by what the gradient has to go
  * down from it; meanwhile it sums its gradients over data. The step ends with the stage whose
@@ -113,6 +113,7 @@ struct Estimator {
     Kind *kind; int nkinds, room;       // of the point at hand:
     struct { int64_t stamp; int chunks, again; } known;     // whose sections these are
     Lane *lane;                 // by stage
+    double ring[2];             // transfers through all stages and on to the next chunk, each way
     double *weight;             // by turn: scratch of cut_of
 };
 
@@ -651,6 +652,18 @@ static void fill_transfers(Estimator *e, const Point *p, Cube *c, const int *tur
         e->lane[r].into[0] = r > 0 ? c->alpha[0][r] + c->slope[0][r] * above * each : 0;
         e->lane[r].into[1] = r + 1 < p->stages ? c->alpha[1][r] + c->slope[1][r] * below * each : 0;
     }
+    int last = p->stages - 1, turn = 0;
+    e->ring[0] = e->ring[1] = 0;
+    for (int r = 0; r < p->stages; r++) {
+        turn += turns[r];
+        e->ring[0] += e->lane[r].into[0];
+        e->ring[1] += e->lane[r].into[1];
+    }
+    if (p->chunks > 1) {
+        double bytes = e->shape->cut_width[turn - 1] * each;
+        e->ring[0] += c->alpha[0][0] + c->slope[0][0] * bytes;
+        e->ring[1] += c->alpha[1][last] + c->slope[1][last] * bytes;
+    }
 }
 
 /* The stage that the others wait for: with the largest sum, forward alone, backward alone. */
@@ -697,6 +710,18 @@ static double busy_of(const Estimator *e, const Point *p, const Slowest *s, cons
     return m * (share * apart + (1 - share) * both);
 }
 
+/* A chunk begins when the group's first unit is back from the last stage; the others of the group
+ * hide some of its way. 1f1b has backwards in between, but for the first group and the last. */
+static double chunk_waits(const Estimator *e, const Point *p)
+{
+    Schedule s = shape(e, p);
+    int group = schedule_group(&s);
+    double spare = (double)(group * s.k - s.P) / (s.k * s.v);
+    double groups = p->schedule == SCHEDULE_GPIPE ? (double)s.m / group : 1;
+    return groups * (s.v - 1) * (larger(0, e->ring[0] - spare * e->lane[0].F) +
+                                 larger(0, e->ring[1] - spare * e->lane[0].G));
+}
+
 /* Seconds from the first pass until stage 0 has done the last; *moved: of them, for transfers. */
 static double work_of(const Estimator *e, const Point *p, double *moved)
 {
@@ -712,7 +737,7 @@ static double work_of(const Estimator *e, const Point *p, double *moved)
         link[0] = larger(link[0], a[r].into[0]);
         link[1] = larger(link[1], a[r].into[1]);
     }
-    *moved += round_trips(e, p, a, *moved);
+    *moved += round_trips(e, p, a, *moved) + (p->chunks > 1 ? chunk_waits(e, p) : 0);
     return busy_of(e, p, &s, link) + fill + *moved;
 }
 

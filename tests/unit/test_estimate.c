@@ -147,6 +147,26 @@ Test(estimate, near_the_simulation)
     }
 }
 
+/* Few microbatches in chunks over slow links: each chunk waits for the way through all stages. */
+Test(estimate, chunks_wait_for_their_turn)
+{
+    for (int i = 0; i < 16; i++) {
+        char stages[32], chunks[32];
+        snprintf(stages, sizeof stages, "plan.pipeline=%d", i & 1 ? 4 : 2);
+        snprintf(chunks, sizeof chunks, "plan.chunks=%d", i & 2 ? 4 : 2);
+        const char *const sets[] = { stages, chunks, i & 4 ? "plan.schedule=gpipe"
+                                                           : "plan.schedule=1f1b",
+            i & 8 ? "train.batch=16" : "train.batch=4", "plan.microbatch=1", "model.layers=16",
+            "plan.slices=uniform(1)", "cluster.nodes=1", "cluster.node=4*chip",
+            i & 1 ? "plan.data=1" : "plan.data=2", "cluster.link=2 GB/s, 100 us",
+            "cluster.network=2 GB/s, 100 us", "plan.cube=[1,1,1]", NULL };
+        Pipeline *q = pipeline_plan(plan_of("tests/tune/_small.tcube", sets), false, false, true);
+        cr_assert_not_null(q, "%d", i);
+        cr_assert_float_eq(q->closed->step_s / q->sim.step_s, 1, 0.01, "%d: %g, simulated %g", i,
+                           q->closed->step_s, q->sim.step_s);
+    }
+}
+
 /* GPT-3 on A100, our program as another list of kernels has it (frame.c). Where layers are
  * computed again, a frame does all of it; ours leaves the last product out. */
 Test(estimate, agrees_with_the_frame)
