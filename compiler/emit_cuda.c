@@ -25,7 +25,10 @@
 #include "emit_cuda.h"
 #include "print.h"
 
-enum { VEC_BYTES = 16 };
+enum {
+    VEC_BYTES = 32,             // eight neighbours, be they bf16 or float
+    SHARED_BYTES = 48 << 10     // what a block has without asking
+};
 
 /* One of the numbers that a piece gets: where a value stands, an event, or what differs from
  * slice to slice. */
@@ -229,7 +232,10 @@ static void rows_kernel(Cuda *m, Text *t, const RtStep *s, const KernelSpec *k)
     int per = how->block / how->group;
     const char *blocks = sums ? "TERACUBE_WORKERS"
         : str_fmt("blocks(c, %" PRId64 ", %d)", s->items * p->parts, per);
-    text_add(t, "    %s<<<%s, %d, 0, c->compute>>>(\n", k->name, blocks, how->block);
+    if (how->shared > SHARED_BYTES)
+        text_add(t, "    shared_memory(c, %s, %" PRId64 ");\n", k->name, how->shared);
+    text_add(t, "    %s<<<%s, %d, %" PRId64 ", c->compute>>>(\n", k->name, blocks, how->block,
+             how->shared);
     for (int i = 0; i < s->nargs; i++)
         text_add(t, "        %s,\n", at(m, &step_args(m->s, s)[i]));
     text_add(t, "        %" PRId64, s->items);
@@ -818,7 +824,7 @@ static void row_kernel(Cuda *m, int i)
              quoted(print_turnless(s->text.at + step->name, turn)),
              p->insts.at[at->step].phase == PHASE_BACKWARD ? ", backward" : "",
              quoted(s->text.at + step->source));
-    cuda_rows(&m->kernels, k->rows, k->name, what, m->how[i]);
+    cuda_rows(&m->kernels, k->name, what, &m->how[i]);
 }
 
 static void row_kernels(Cuda *m)

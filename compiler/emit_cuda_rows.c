@@ -4,111 +4,121 @@
  * An item is one part of one row. A group of threads, a warp or a block, takes an
  * item: column c belongs to thread (c / V) % G, so that V neighbours make one access
  * of 16 bytes and a row is read and written once. What a phase needs again later
- * stays in registers, E numbers a thread:
+ * stays on chip, E numbers a thread:
  *
  *     phase p    loads, arithmetic, partial results of the reductions of level p
  *                shuffles (and shared memory, where the group is a block)
  *     phase p+1  reads them as scalars
  *
  * Levels are those of rowlevels.c. A value that needs a costly function, or
- * a load, is kept for later phases; anything else is computed again. Sums over rows
- * (R_COLSUM) are kept over all items of a group, then added up in the block's row of the
- * scratch matrix. Functions are those of templates/cuda/rows.cuh.
+ * a load, is kept for later phases; anything else is computed again. emit_cuda_fit.c says
+ * where it is kept, so that registers are enough: v<i>[E], w<i>[E / 2] (bf16 in pairs), or
+ * h<i> in shared memory. Sums over rows (R_COLSUM), k<i>, are kept over all items of a group,
+ * then added up in the block's row of the scratch matrix. Where columns know nothing of each
+ * other, the items are walked once for each tile of columns; where sums do not fit beside the
+ * row, a batch of items is walked again for them, with the reductions' results in `known`.
+ * Functions are those of templates/cuda/rows.cuh.
  */
 #include <ctype.h>
 
 #include "emit_cuda.h"
 
-enum { WARP = 32, BLOCK = 256, WIDE_BLOCK = 512 };
+enum { UNROLL = 2 };            // TUNING: accesses in flight where no register array is named
 
 typedef struct {
+    const CudaRows *h;
     const RowProg *p;
     Text *out;
-    CudaRows how;
     int64_t pw; int E;
-    int nphases, nred;
+    int nred;
     RowReduction *red;
-    int *level, *seen, *kept;       // kept: last phase that reads it again, NONE
-    bool *scalar, *done, *used;     // done: named in the present scope; used: by a result
-    int phase;
+    bool *scalar;
+    bool *done, *used;          // named in the present scope; used by a result
+    bool sweep;                 // the second pass, for sums over rows alone
 } Rows;
 
 /* ---- analysis -------------------------------------------------------------------- */
 
-/* Marks what a result is made of. */
+/* Marks what a result is made of; a sweep knows the reductions. */
 static void use(Rows *r, int i)
 {
     const RowNode *n = &r->p->node[i];
     if (r->used[i])
         return;
     r->used[i] = true;
-    bool leaf = n->kind < R_OP || (n->kind == R_OP && n->op == OP_COLUMN);
+    bool leaf = n->kind < R_OP || (n->kind == R_OP && n->op == OP_COLUMN) ||
+                (r->sweep && row_is_reduction(n->kind));
     if (!leaf && n->a >= 0)
         use(r, n->a);
     if (!leaf && n->b >= 0 && n->kind != R_M2 && !(n->kind == R_OP && n->op == OP_SPREAD))
         use(r, n->b);
 }
 
-/* Is the node's value in memory or costly, so that a later phase finds it in registers? */
-static bool keeps(const Rows *r, int i)
+/* Is node i a result of phase p, here? */
+static bool is_result(const Rows *r, int i, int p)
 {
-    const RowNode *n = &r->p->node[i];
-    bool wide_load = n->kind == R_LOAD && !r->scalar[i];
-    return !r->scalar[i] && (wide_load || n->kind == R_LOADVEC || row_costly(n));
+    return r->sweep ? cuda_rows_sum_stays(r->p, i) : cuda_rows_result(r->h, i, p);
 }
 
-/* Marks what phase p evaluates for node i. */
-static void visit(Rows *r, int i, int p)
-{
-    const RowNode *n = &r->p->node[i];
-    if (r->scalar[i])
-        return;
-    if (r->seen[i] != NONE && r->seen[i] < p && keeps(r, i)) {
-        r->kept[i] = p;
-        return;
-    }
-    if (r->seen[i] == NONE)
-        r->seen[i] = p;
-    if (n->kind != R_OP || n->op == OP_COLUMN)
-        return;
-    visit(r, n->a, p);
-    if (n->b >= 0 && n->op != OP_SPREAD)
-        visit(r, n->b, p);
-}
-
-static bool is_store(RowNodeKind k) { return k == R_STORE || k == R_STOREPART || k == R_COLSUM; }
-
-static void find_kept(Rows *r)
+static void find_used(Rows *r)
 {
     for (int i = 0; i < r->p->nnodes; i++)
-        if (is_store(r->p->node[i].kind))
-            use(r, r->p->node[i].a);
-    for (int p = 0; p < r->nphases; p++) {
-        for (int i = 0; i < r->nred; i++)
-            if (r->red[i].phase == p)
-                visit(r, r->red[i].a, p);
+        r->used[i] = false;
+    for (int q = 0; q < r->h->levels.nphases; q++)
         for (int i = 0; i < r->p->nnodes; i++)
-            if (is_store(r->p->node[i].kind) && r->level[i] == p &&
-                r->p->node[i].kind != R_STOREPART)
-                visit(r, r->p->node[i].a, p);
+            if (is_result(r, i, q) || (r->p->node[i].kind == R_STOREPART && !r->sweep))
+                use(r, r->p->node[i].a);
+    for (int k = 0; k < r->nred && !r->sweep; k++) {
+        use(r, r->red[k].a);
+        if (r->red[k].b != NONE)
+            use(r, r->red[k].b);
     }
+}
+
+/* Is the value kept for a later phase? */
+static bool is_kept(const Rows *r, int i)
+{
+    return !r->sweep && r->h->kept[i] != NONE && cuda_rows_keeps(r->h, i);
+}
+
+static bool in_array(const Rows *r, int i)
+{
+    return is_kept(r, i) && r->h->place[i] == IN_REGISTERS;
+}
+
+/* Kept, but what is at work is a copy of the chunk: t<i>. */
+static bool in_chunk(const Rows *r, int i)
+{
+    return is_kept(r, i) && r->h->place[i] != IN_REGISTERS;
+}
+
+/* Does phase p find the value where an earlier one left it? */
+static bool is_found(const Rows *r, int i, int p)
+{
+    return is_kept(r, i) && r->h->seen[i] < p;
+}
+
+/* Is it a sum over rows that stands in shared memory? */
+static bool sum_is_shared(const Rows *r, int i)
+{
+    return !r->sweep && cuda_rows_sum_stays(r->p, i) && r->h->place[i] == IN_SHARED;
 }
 
 /* ---- text of values ----------------------------------------------------------------- */
 
 #define put(r, ...) text_add((r)->out, __VA_ARGS__)
 
-static const char *real(const Rows *r) { return r->how.is_double ? "double" : "float"; }
+static const char *real(const Rows *r) { return r->h->is_double ? "double" : "float"; }
 
 static const char *constant(const Rows *r, double c)
 {
-    if (!r->how.is_double)
+    if (!r->h->is_double)
         c = (float)c;                       // what is too large or too small, nvcc warns of
     if (isinf(c))
         return c > 0 ? "INFINITY" : "-INFINITY";
-    const char *digits = str_fmt(r->how.is_double ? "%.17g" : "%.9g", c);
+    const char *digits = str_fmt(r->h->is_double ? "%.17g" : "%.9g", c);
     bool dot = strpbrk(digits, ".e") != NULL;
-    return str_fmt("%s%s%s", digits, dot ? "" : ".0", r->how.is_double ? "" : "f");
+    return str_fmt("%s%s%s", digits, dot ? "" : ".0", r->h->is_double ? "" : "f");
 }
 
 /* The name of node i's value where it is used: a register, an array's element, a scalar. */
@@ -117,7 +127,7 @@ static const char *name(const Rows *r, int i)
     const RowNode *n = &r->p->node[i];
     if (n->kind == R_NUMBER)
         return constant(r, n->c);
-    if (!r->scalar[i] && keeps(r, i) && r->kept[i] != NONE)
+    if (in_array(r, i))
         return str_fmt("v%d[e + j]", i);
     return str_fmt("v%d", i);
 }
@@ -194,15 +204,13 @@ static void scalars(Rows *r, int phase)
 {
     for (int i = 0; i < r->p->nnodes; i++) {
         const RowNode *n = &r->p->node[i];
-        if (r->scalar[i] && r->used[i] && r->level[i] == phase && !row_is_reduction(n->kind) &&
-            n->kind != R_NUMBER)
+        if (r->scalar[i] && r->used[i] && r->h->levels.level[i] == phase &&
+            !row_is_reduction(n->kind) && n->kind != R_NUMBER)
             scalar_text(r, i);
     }
 }
 
 /* ---- loads: V neighbours at once ------------------------------------------------------ */
-
-static bool is_plain(const RowArg *a) { return a->stride == 1 && a->per <= 1; }
 
 /* Where the chunk's first element of the argument is. */
 static const char *where(const Rows *r, const RowArg *a, int arg)
@@ -219,12 +227,12 @@ static void load_chunk(Rows *r, int i)
 {
     const RowNode *n = &r->p->node[i];
     const RowArg *a = &r->p->arg[n->arg];
-    bool keep = r->kept[i] != NONE;
+    bool keep = in_array(r, i);
     const char *to = keep ? str_fmt("v%d + e", i) : str_fmt("t%d", i);
     bool wraps = a->is_vector && a->length != r->pw && a->length != r->p->width;
     if (!keep)
         put(r, "            %s t%d[V];\n", real(r), i);
-    if (is_plain(a) && !wraps) {
+    if (cuda_rows_plain(a) && !wraps) {
         put(r, "            row_load<V>(%s, %s);\n", where(r, a, n->arg), to);
         return;
     }
@@ -236,19 +244,47 @@ static void load_chunk(Rows *r, int i)
         "                (%s)[j] = widen(a%d[%s]);\n", to, n->arg, at);
 }
 
-/* Loads that phase p needs and does not find in registers. */
+/* t<i>: from where an earlier phase left it. */
+static void fetch(Rows *r, int i)
+{
+    put(r, "            %s t%d[V];\n", real(r), i);
+    if (r->h->place[i] == IN_PAIRS)
+        put(r, "            unpack_pairs<V>(w%d + e / 2, t%d);\n", i, i);
+    else
+        put(r, "            row_load<V>(h%d + c, t%d);\n", i, i);
+}
+
+/* Behind the loop over the chunk's elements: what phase p has made, for later ones. */
+static void keep_chunk(Rows *r, int p)
+{
+    for (int i = 0; i < r->p->nnodes; i++) {
+        if (!r->done[i] || !in_chunk(r, i) || r->h->seen[i] != p)
+            continue;
+        if (r->h->place[i] == IN_PAIRS)
+            put(r, "            pack_pairs<V>(t%d, w%d + e / 2);\n", i, i);
+        else
+            put(r, "            row_store<V>(h%d + c, t%d);\n", i, i);
+    }
+}
+
+/* Before that loop: values that phase p needs and does not find in an array. */
 static void loads(Rows *r, int i, int p)
 {
     const RowNode *n = &r->p->node[i];
-    if (r->scalar[i] || r->done[i] || (r->seen[i] < p && keeps(r, i)))
+    if (r->scalar[i] || r->done[i])
         return;
-    if (n->kind == R_LOAD || n->kind == R_LOADVEC) {
+    r->done[i] = true;
+    if (is_found(r, i, p)) {
+        if (in_chunk(r, i))
+            fetch(r, i);
+    } else if (n->kind == R_LOAD || n->kind == R_LOADVEC) {
         load_chunk(r, i);
-        r->done[i] = true;
     } else if (n->kind == R_OP && n->op != OP_COLUMN) {
         loads(r, n->a, p);
         if (n->b >= 0 && n->op != OP_SPREAD)
             loads(r, n->b, p);
+        if (in_chunk(r, i))
+            put(r, "            %s t%d[V];\n", real(r), i);
     }
 }
 
@@ -257,11 +293,11 @@ static void element(Rows *r, int i, int p)
 {
     const RowNode *n = &r->p->node[i];
     bool loaded = n->kind == R_LOAD || n->kind == R_LOADVEC;
-    if (r->scalar[i] || r->done[i] || (r->seen[i] < p && keeps(r, i)))
+    if (r->scalar[i] || r->done[i])
         return;
     r->done[i] = true;
-    if (loaded) {
-        if (r->kept[i] == NONE)
+    if (loaded || is_found(r, i, p)) {
+        if (!in_array(r, i))
             put(r, "                const %s v%d = t%d[j];\n", real(r), i, i);
         return;
     }
@@ -270,16 +306,17 @@ static void element(Rows *r, int i, int p)
         if (n->b >= 0 && n->op != OP_SPREAD)
             element(r, n->b, p);
     }
-    bool keep = keeps(r, i) && r->kept[i] != NONE;
-    put(r, "                %s%s = %s;\n", keep ? "" : str_fmt("const %s ", real(r)), name(r, i),
-        op_text(r, n));
+    put(r, "                %s%s = %s;\n", in_array(r, i) ? "" : str_fmt("const %s ", real(r)),
+        name(r, i), op_text(r, n));
+    if (in_chunk(r, i))
+        put(r, "                t%d[j] = v%d;\n", i, i);
 }
 
 /* ---- phases ---------------------------------------------------------------------------- */
 
 static void reduction_begin(Rows *r, const RowReduction *d, int k)
 {
-    const char *nowhere = constant(r, r->how.is_double ? 1e300 : 1e30);
+    const char *nowhere = constant(r, r->h->is_double ? 1e300 : 1e30);
     const char *first = d->kind == R_MAX ? "-INFINITY" : d->kind == R_FIRST ? nowhere : "0";
     put(r, "        %s r%d = %s;\n", real(r), k, first);
 }
@@ -312,6 +349,8 @@ static void reduction_end(Rows *r, const RowReduction *d, int k)
         put(r, "        r%d *= %s;\n", k, constant(r, 1.0 / (double)r->pw));
     if (d->node != NONE && r->used[d->node])
         put(r, "        const %s v%d = r%d;\n", real(r), d->node, k);
+    if (r->h->swept)
+        put(r, "        if (lane == 0)\n            known[turn][%d] = r%d;\n", k, k);
 }
 
 static void store_chunk(Rows *r, int i)
@@ -326,17 +365,13 @@ static void store_chunk(Rows *r, int i)
             ", s%d[j]);\n", n->arg, a->ld, part_offset(r), a->stride, i);
 }
 
-/* May a thread keep its columns' sums over all items? Else they go to memory at once. */
-static bool sums_stay(const RowProg *p, int64_t length)
-{
-    return p->parts == 1 || length == p->width / p->parts;
-}
-
 static void sum_over_rows(Rows *r, int i)
 {
     const RowNode *n = &r->p->node[i];
     const RowArg *a = &r->p->arg[n->arg];
-    if (sums_stay(r->p, a->length))
+    if (sum_is_shared(r, i))
+        put(r, "                u%d[j] += %s;\n", i, name(r, n->a));
+    else if (cuda_rows_sum_stays(r->p, i))
         put(r, "                k%d[e + j] += %s;\n", i, name(r, n->a));
     else
         put(r, "                a%d[blockIdx.x * (int64_t)%" PRId64 " + (%sc + j) %% %" PRId64
@@ -350,15 +385,9 @@ static bool has_loop(const Rows *r, int p)
         if (r->red[k].phase == p)
             return true;
     for (int i = 0; i < r->p->nnodes; i++)
-        if ((r->p->node[i].kind == R_STORE || r->p->node[i].kind == R_COLSUM) && r->level[i] == p)
+        if (is_result(r, i, p))
             return true;
     return false;
-}
-
-static bool in_phase(const Rows *r, int i, int p)
-{
-    RowNodeKind k = r->p->node[i].kind;
-    return (k == R_STORE || k == R_COLSUM) && r->level[i] == p;
 }
 
 /* Does the text name the column `c`? */
@@ -373,27 +402,50 @@ static bool names_column(const char *s)
     return false;
 }
 
+/* Before the loop over the chunk's elements. */
+static void result_begin(Rows *r, int i, int p)
+{
+    loads(r, r->p->node[i].a, p);
+    if (r->p->node[i].kind == R_STORE)
+        put(r, "            %s s%d[V];\n", real(r), i);
+    else if (sum_is_shared(r, i))
+        put(r, "            %s u%d[V];\n            row_load<V>(k%d + c, u%d);\n", real(r), i, i,
+            i);
+}
+
+static void result_end(Rows *r, int i)
+{
+    if (r->p->node[i].kind == R_STORE)
+        store_chunk(r, i);
+    else if (sum_is_shared(r, i))
+        put(r, "            row_store<V>(k%d + c, u%d);\n", i, i);
+}
+
+static void nothing_done(Rows *r)
+{
+    for (int i = 0; i < r->p->nnodes; i++)
+        r->done[i] = false;
+}
+
 static void chunk_body(Rows *r, int p)
 {
-    memset(r->done, 0, sizeof *r->done * (size_t)r->p->nnodes);
-    for (int k = 0; k < r->nred; k++)
+    int nred = r->sweep ? 0 : r->nred;
+    nothing_done(r);
+    for (int k = 0; k < nred; k++)
         if (r->red[k].phase == p)
             loads(r, r->red[k].a, p);
     for (int i = 0; i < r->p->nnodes; i++)
-        if (in_phase(r, i, p)) {
-            loads(r, r->p->node[i].a, p);
-            if (r->p->node[i].kind == R_STORE)
-                put(r, "            %s s%d[V];\n", real(r), i);
-        }
-    memset(r->done, 0, sizeof *r->done * (size_t)r->p->nnodes);
+        if (is_result(r, i, p))
+            result_begin(r, i, p);
+    nothing_done(r);
     put(r, "#pragma unroll\n            for (int j = 0; j < V; j++) {\n");
-    for (int k = 0; k < r->nred; k++)
+    for (int k = 0; k < nred; k++)
         if (r->red[k].phase == p) {
             element(r, r->red[k].a, p);
             reduction_step(r, &r->red[k], k);
         }
     for (int i = 0; i < r->p->nnodes; i++) {
-        if (!in_phase(r, i, p))
+        if (!is_result(r, i, p))
             continue;
         element(r, r->p->node[i].a, p);
         if (r->p->node[i].kind == R_STORE)
@@ -402,29 +454,48 @@ static void chunk_body(Rows *r, int p)
             sum_over_rows(r, i);
     }
     put(r, "            }\n");
+    keep_chunk(r, p);
     for (int i = 0; i < r->p->nnodes; i++)
-        if (in_phase(r, i, p) && r->p->node[i].kind == R_STORE)
-            store_chunk(r, i);
+        if (is_result(r, i, p))
+            result_end(r, i);
 }
+
+/* Are the items walked once for each tile of columns, `first` being its first? */
+static bool in_tiles(const Rows *r)
+{
+    return (r->sweep || !r->nred) && r->h->tile && r->h->tile < r->E;
+}
+
+/* Arrays in registers have constant indices: their loops are unrolled. */
+static bool names_array(const char *s) { return strstr(s, "[e + j]") || strstr(s, " + e"); }
 
 static void column_loop(Rows *r, int p)
 {
-    bool whole = r->pw == (int64_t)r->how.group * r->E;
+    int each = in_tiles(r) ? r->h->tile : r->E, chunks = each / r->h->vec;
+    bool whole = r->pw % ((int64_t)r->h->group * each) == 0;
     Text body = { 0 }, *out = r->out;
     r->out = &body;
     chunk_body(r, p);
     r->out = out;
-    put(r, "#pragma unroll\n        for (int e = 0; e < %d; e += V) {\n", r->E);
-    if (!whole || names_column(body.at))
-        put(r, "            const int c = (e / V * G + lane) * V;\n");
+    bool unrolled = chunks <= UNROLL || names_array(body.at), again = p > 0 && unrolled;
+    bool column = !whole || names_column(body.at);
+    // What an earlier phase has read must not be kept by the compiler instead.
+    if (again && column)
+        put(r, "        const int lane%d = opaque(lane);\n", p);
+    put(r, unrolled ? "#pragma unroll\n" : "#pragma unroll %d\n", UNROLL);
+    put(r, "        for (int e = 0; e < %d; e += V) {\n", each);
+    if (column)
+        put(r, "            const int c = %s(e / V * G + lane%s) * V;\n",
+            in_tiles(r) ? "first + " : "", again ? str_fmt("%d", p) : "");
     if (!whole)
-        put(r, "            if (c >= %" PRId64 ")\n                break;\n", r->pw);
+        put(r, "            if (%sc >= %" PRId64 ")\n                break;\n",
+            unrolled && !in_tiles(r) && chunks > 1
+                ? str_fmt("e == %d && ", each - r->h->vec) : "", r->pw);
     put(r, "%s        }\n", body.at);
 }
 
 static void phase(Rows *r, int p)
 {
-    r->phase = p;
     scalars(r, p);
     for (int k = 0; k < r->nred; k++)
         if (r->red[k].phase == p)
@@ -437,7 +508,7 @@ static void phase(Rows *r, int p)
     for (int i = 0; i < r->p->nnodes; i++) {
         const RowNode *n = &r->p->node[i];
         const RowArg *a = &r->p->arg[n->arg];
-        if (n->kind == R_STOREPART && r->level[i] == p)
+        if (n->kind == R_STOREPART && r->h->levels.level[i] == p)
             put(r, "        if (lane == 0)\n            narrow_store(a%d + %s, %s);\n", n->arg,
                 item_at(r, a->ld, a->stride), name(r, n->a));
     }
@@ -466,114 +537,181 @@ static void parameters(Rows *r, const char *const *what)
             "uint32_t evaluate");
 }
 
-/* Sums over rows start at zero; those in registers are written behind the last item. */
-static void column_sums(Rows *r, bool end)
+/* The block's row of each sum over rows starts at zero. */
+static void clear_sums(Rows *r)
 {
     for (int i = 0; i < r->p->nnodes; i++) {
         const RowNode *n = &r->p->node[i];
-        if (n->kind != R_COLSUM)
+        if (n->kind == R_COLSUM)
+            put(r, "    colsum_zero(%" PRId64 ", a%d + blockIdx.x * (int64_t)%" PRId64 ");\n",
+                r->p->arg[n->arg].length, n->arg, r->p->arg[n->arg].length);
+    }
+}
+
+static void sums_begin(Rows *r)
+{
+    for (int i = 0; i < r->p->nnodes; i++)
+        if (sum_is_shared(r, i))
+            put(r, "    for (int c = lane * V; c < %" PRId64 "; c += G * V)\n"
+                "        for (int j = 0; j < V; j++)\n            k%d[c + j] = 0;\n", r->pw, i);
+        else if (cuda_rows_sum_stays(r->p, i))
+            put(r, "    %s k%d[%d] = { 0 };\n", real(r), i, in_tiles(r) ? r->h->tile : r->E);
+}
+
+static void sums_end(Rows *r)
+{
+    for (int i = 0; i < r->p->nnodes; i++) {
+        if (!cuda_rows_sum_stays(r->p, i))
             continue;
-        const RowArg *a = &r->p->arg[n->arg];
-        bool stay = sums_stay(r->p, a->length);
-        if (stay && !end)
-            put(r, "    %s k%d[%d] = { 0 };\n", real(r), i, r->E);
-        else if (!stay && !end)
-            put(r, "    for (int c = threadIdx.x; c < %" PRId64 "; c += blockDim.x)\n"
-                "        a%d[blockIdx.x * (int64_t)%" PRId64 " + c] = 0;\n    __syncthreads();\n",
-                a->length, n->arg, a->length);
-        else if (stay)
-            put(r, "    colsum_partial<G, V>(k%d, %" PRId64 ", %" PRId64
-                ", a%d + blockIdx.x * (int64_t)%" PRId64 ");\n", i, r->pw, a->length, n->arg,
-                a->length);
+        const RowNode *n = &r->p->node[i];
+        int64_t length = r->p->arg[n->arg].length;
+        const char *how = sum_is_shared(r, i) ? str_fmt("shared<G>(k%d, ", i)
+            : str_fmt("add<G, V>(k%d, %s, ", i, in_tiles(r) ? "first" : "0");
+        put(r, "    colsum_%s%" PRId64 ", %" PRId64 ", a%d + blockIdx.x * (int64_t)%" PRId64
+            ");\n", how, r->pw, length, n->arg, length);
     }
 }
 
-bool cuda_rows_wide(const RowProg *p, int arg)
+static void shared_memory(Rows *r)
 {
-    int64_t pw = p->width / p->parts;
-    const RowArg *a = &p->arg[arg];
-    for (int i = 0; i < p->nnodes; i++) {
-        const RowNode *n = &p->node[i];
-        bool moves = n->kind == R_LOAD || n->kind == R_STORE || n->kind == R_LOADVEC;
-        if (moves && n->arg == arg && is_plain(a) && !(a->is_vector && a->length % pw))
-            return true;
+    const CudaRows *h = r->h;
+    if (r->nred)
+        put(r, "    __shared__ %s scratch[32];\n", real(r));
+    if (h->swept)
+        put(r, "    __shared__ %s known[%d][%d];    // reductions of a batch of items\n", real(r),
+            h->batch, r->nred);
+    if (h->shared)
+        put(r, "    extern __shared__ __align__(16) unsigned char shared_bytes[];\n");
+    for (int i = 0; i < r->p->nnodes; i++) {
+        const RowNode *n = &r->p->node[i];
+        bool sum = sum_is_shared(r, i);
+        if (!sum && !(in_chunk(r, i) && h->place[i] == IN_SHARED))
+            continue;
+        const char *type = sum || n->kind == R_OP ? real(r) : storage(r, &r->p->arg[n->arg]);
+        put(r, "    %s *const %c%d = (%s *)(shared_bytes + %" PRId64 ");\n", type,
+            sum ? 'k' : 'h', i, type, h->offset[i]);
     }
-    return false;
 }
 
-static bool aligned(const RowProg *p, int64_t pw, int v)
+/* An item is the row, where that is in one part. */
+static const char *item_word(const Rows *r) { return r->p->parts > 1 ? "item" : "row"; }
+
+static const char *items(const Rows *r)
 {
-    if (pw % v)
-        return false;
-    for (int i = 0; i < p->nargs; i++)
-        if (cuda_rows_wide(p, i) && !p->arg[i].is_vector && p->arg[i].ld % v)
-            return false;
-    return true;
+    return r->p->parts > 1 ? str_fmt("rows * %d", r->p->parts) : "rows";
 }
 
-CudaRows cuda_rows_how(const RowProg *p, bool is_double, int aligned_to)
+static void item_begin(Rows *r)
 {
-    CudaRows h = { .is_double = is_double, .vec = is_double ? 2 : 4 };
-    int64_t pw = p->width / p->parts;
-    for (int i = 0; i < p->nargs && h.vec == 4; i++)
-        if (p->arg[i].bf16)
-            h.vec = 8;
-    while (h.vec > 1 && (h.vec > aligned_to || !aligned(p, pw, h.vec)))
-        h.vec /= 2;
-    bool shared = false;        // sums of several parts in one row of scratch: an item a block
-    bool sums = false;          // sums stay in registers: fewer columns a thread
-    for (int i = 0; i < p->nnodes; i++) {
-        sums |= p->node[i].kind == R_COLSUM;
-        shared |= p->node[i].kind == R_COLSUM && !sums_stay(p, p->arg[p->node[i].arg].length);
+    if (r->p->parts > 1)
+        put(r, "        const int64_t row = item / %d, part = item %% %d;\n", r->p->parts,
+            r->p->parts);
+}
+
+/* All phases of an item. */
+static void item(Rows *r)
+{
+    item_begin(r);
+    for (int i = 0; i < r->p->nnodes; i++)
+        if (in_array(r, i))
+            put(r, "        %s v%d[%d];\n", real(r), i, r->E);
+        else if (in_chunk(r, i) && r->h->place[i] == IN_PAIRS)
+            put(r, "        unsigned w%d[%d];\n", i, r->E / 2);
+    for (int q = 0; q < r->h->levels.nphases; q++)
+        phase(r, q);
+}
+
+/* What a sweep knows of an item; then its columns once more. */
+static void item_again(Rows *r)
+{
+    item_begin(r);
+    for (int k = 0; k < r->nred; k++)
+        if (r->red[k].node != NONE && r->used[r->red[k].node])
+            put(r, "        const %s v%d = known[turn][%d];\n", real(r), r->red[k].node, k);
+    for (int q = 0; q < r->h->levels.nphases; q++)
+        scalars(r, q);
+    column_loop(r, 0);
+}
+
+/* body(r) in a loop, further to the right; "": there is none. */
+static void loop(Rows *r, const char *head, void (*body)(Rows *r))
+{
+    Text inner = { 0 }, *out = r->out;
+    if (!*head) {
+        body(r);
+        return;
     }
-    bool narrow = pw <= (sums ? 256 : 1024) && !shared;
-    h.group = narrow ? WARP : pw <= 8192 ? BLOCK : WIDE_BLOCK;
-    h.block = h.group == WARP ? BLOCK : h.group;
-    int64_t chunk = (int64_t)h.group * h.vec;
-    h.each = (int)((pw + chunk - 1) / chunk) * h.vec;
-    return h;
+    r->out = &inner;
+    body(r);
+    r->out = out;
+    put(r, "    %s {\n", head);
+    for (const char *at = inner.at, *end; *at; at = end + 1) {
+        end = strchr(at, '\n');
+        put(r, "%s%.*s\n", *at == '#' ? "" : "    ", (int)(end - at), at);
+    }
+    put(r, "    }\n");
 }
 
-void cuda_rows(Text *out, const RowProg *p, const char *symbol, const char *const *what,
-               CudaRows how)
+/* Sums of the tile over all items, or over those of the batch. */
+static void tile(Rows *r)
 {
-    Rows r = { .p = p, .out = out, .how = how, .pw = p->width / p->parts, .E = how.each };
-    RowLevels levels = row_levels(p);
-    r.level = levels.level;
-    r.scalar = levels.scalar;
-    r.nphases = levels.nphases;
-    r.nred = levels.nred;
-    r.red = levels.red;
-    r.seen = NEWN(int, p->nnodes);
-    r.kept = NEWN(int, p->nnodes);
+    bool sums = r->sweep || !r->h->swept;
+    if (sums)
+        sums_begin(r);
+    if (r->h->swept)
+        put(r, "    for (int turn = 0; turn < %d && from + turn * groups < %s; turn++) {\n"
+            "        const int64_t %s = from + turn * groups;\n", r->h->batch, items(r),
+            item_word(r));
+    else
+        put(r, "    for (int64_t %s = group; %s < %s; %s += groups) {\n", item_word(r),
+            item_word(r), items(r), item_word(r));
+    if (r->sweep)
+        item_again(r);
+    else
+        item(r);
+    put(r, "    }\n");
+    if (sums)
+        sums_end(r);
+}
+
+static void tiles(Rows *r)
+{
+    loop(r, in_tiles(r) ? str_fmt("for (int first = 0; first < %" PRId64 "; first += G * %d)",
+                                  r->pw, r->h->tile) : "", tile);
+}
+
+/* Rows, then the same ones for sums over them. */
+static void batch(Rows *r)
+{
+    tiles(r);
+    r->sweep = true;
+    find_used(r);
+    put(r, "    __syncthreads();\n");
+    tiles(r);
+    put(r, "    __syncthreads();\n");
+}
+
+void cuda_rows(Text *out, const char *symbol, const char *const *what, const CudaRows *how)
+{
+    const RowProg *p = how->p;
+    Rows r = { .h = how, .p = p, .out = out, .pw = p->width / p->parts, .E = how->each,
+               .nred = how->levels.nred, .red = how->levels.red, .scalar = how->levels.scalar };
     r.done = NEWN(bool, p->nnodes);
     r.used = NEWN(bool, p->nnodes);
-    for (int i = 0; i < p->nnodes; i++)
-        r.seen[i] = r.kept[i] = NONE;
-    find_kept(&r);
+    find_used(&r);
     // With a least number of blocks the compiler does not spill for the sake of more of them.
-    put(&r, "__global__ void __launch_bounds__(%d, %d) %s(\n    ", how.block,
-        how.is_double || how.block > BLOCK ? 1 : 2, symbol);
+    put(&r, "__global__ void __launch_bounds__(%d, %d) %s(\n    ", how->block, how->least, symbol);
     parameters(&r, what);
     put(&r, ")\n{\n    constexpr int G = %d, V = %d;       // threads of an item, neighbours\n"
         "    const int lane = threadIdx.x %% G;\n"
         "    const int64_t group = (int64_t)blockIdx.x * (blockDim.x / G) + threadIdx.x / G;\n"
-        "    const int64_t groups = (int64_t)gridDim.x * (blockDim.x / G);\n", how.group, how.vec);
-    if (r.nred)
-        put(&r, "    __shared__ %s scratch[32];\n", real(&r));
-    column_sums(&r, false);
-    if (p->parts == 1)
-        put(&r, "    for (int64_t row = group; row < rows; row += groups) {\n");
+        "    const int64_t groups = (int64_t)gridDim.x * (blockDim.x / G);\n", how->group, how->vec);
+    shared_memory(&r);
+    clear_sums(&r);
+    if (how->swept)
+        loop(&r, str_fmt("for (int64_t from = group; from < %s; from += groups * %d)", items(&r),
+                         how->batch), batch);
     else
-        put(&r, "    for (int64_t item = group; item < rows * %d; item += groups) {\n"
-            "        const int64_t row = item / %d, part = item %% %d;\n", p->parts, p->parts,
-            p->parts);
-    for (int i = 0; i < p->nnodes; i++)
-        if (!r.scalar[i] && keeps(&r, i) && r.kept[i] != NONE)
-            put(&r, "        %s v%d[%d];\n", real(&r), i, r.E);
-    for (int q = 0; q < r.nphases; q++)
-        phase(&r, q);
-    put(&r, "    }\n");
-    column_sums(&r, true);
+        tiles(&r);
     put(&r, "}\n\n");
 }

@@ -301,30 +301,47 @@ template <int C, typename R> __device__ __forceinline__ R op_power(R x)
 
 /*
  * The end of a row kernel that sums over its rows: thread t of a group holds in sum[i] what
- * column (i/V*T + t)*V + i%V of its rows adds up to (V neighbours per access; columns of
- * `width` and beyond do not exist). `partial` [length] is this block's own row of
- * [blocks][length]; element c gets the sum of columns c, c + length, .. of all groups, in a
- * fixed order. All threads of the block call it; blockDim.x = groups * T.
+ * column first + (i/V*T + t)*V + i%V of its rows adds up to (V neighbours per access; columns
+ * of `width` and beyond do not exist). `partial` [length] is this block's own row of
+ * [blocks][length], cleared by colsum_zero; element c gets the sum of columns c, c + length, ..
+ * of all groups, in a fixed order. All threads of the block call both; blockDim.x = groups * T.
  */
-template <int T, int V, int N, typename R>
-__device__ void colsum_partial(const R (&sum)[N], int64_t width, int64_t length, R *partial)
+template <typename R> __device__ void colsum_zero(int64_t length, R *partial)
 {
-    int groups = (int)blockDim.x / T, group = (int)threadIdx.x / T, t = (int)threadIdx.x % T;
     for (int64_t c = threadIdx.x; c < length; c += blockDim.x)
         partial[c] = 0;
     __syncthreads();
+}
+
+template <int T, int V, int N, typename R>
+__device__ void colsum_add(const R (&sum)[N], int64_t first, int64_t width, int64_t length,
+                           R *partial)
+{
+    int groups = (int)blockDim.x / T, group = (int)threadIdx.x / T, t = (int)threadIdx.x % T;
+    int64_t end = first + (int64_t)N * T < width ? first + (int64_t)N * T : width;
     for (int g = 0; g < groups; g++)
-        for (int64_t from = 0; from < width; from += length) {
+        for (int64_t from = first / length * length; from < end; from += length) {
             if (g == group) {
 #pragma unroll
                 for (int i = 0; i < N; i++) {
-                    int64_t c = (int64_t)(i / V * T + t) * V + i % V;
-                    if (c >= from && c < from + length && c < width)
+                    int64_t c = first + (int64_t)(i / V * T + t) * V + i % V;
+                    if (c >= from && c < from + length && c < end)
                         partial[c - from] += sum[i];
                 }
             }
             __syncthreads();
         }
+}
+
+/* The same for sums that the block, one group, has in shared memory: sum [width]. */
+template <int T, typename R>
+__device__ void colsum_shared(const R *sum, int64_t width, int64_t length, R *partial)
+{
+    for (int64_t from = 0; from < width; from += length) {
+        __syncthreads();
+        for (int64_t c = threadIdx.x; c < length && from + c < width; c += T)
+            partial[c] += sum[from + c];
+    }
 }
 
 constexpr int COLSUM_ROWS = 8;          // threads that share a column

@@ -183,16 +183,28 @@ inline unsigned blocks(Ctx *c, int64_t items, int per)
     return (unsigned)(n < 4096 ? n : 4096);
 }
 
+/* Row kernel k is about to start with `bytes` of shared memory, more than a block has unasked. */
+template <typename Kernel> inline void shared_memory(Ctx *c, Kernel *k, int bytes)
+{
+    check(c, "shared memory of a row program",
+          cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
 /* ---- loads and stores of generated row programs ---------------------------------------- */
 
+/* V numbers from p, in accesses of 16 bytes where V fills some: p is aligned to V numbers. */
 template <int V, typename S>
 __device__ __forceinline__ void row_load(const S *p, real_of<S> *to)
 {
-    if constexpr (V == Pack<S>::n) {
-        Pack<S> x = load_pack(p);
+    constexpr int n = Pack<S>::n;
+    if constexpr (V % n == 0) {
 #pragma unroll
-        for (int j = 0; j < V; j++)
-            to[j] = x.at[j];
+        for (int i = 0; i < V; i += n) {
+            Pack<S> x = load_pack(p + i);
+#pragma unroll
+            for (int j = 0; j < n; j++)
+                to[i + j] = x.at[j];
+        }
     } else {
 #pragma unroll
         for (int j = 0; j < V; j++)
@@ -203,16 +215,46 @@ __device__ __forceinline__ void row_load(const S *p, real_of<S> *to)
 template <int V, typename S>
 __device__ __forceinline__ void row_store(S *p, const real_of<S> *from)
 {
-    if constexpr (V == Pack<S>::n) {
-        Pack<S> x;
+    constexpr int n = Pack<S>::n;
+    if constexpr (V % n == 0) {
 #pragma unroll
-        for (int j = 0; j < V; j++)
-            x.at[j] = from[j];
-        store_pack(p, x);
+        for (int i = 0; i < V; i += n) {
+            Pack<S> x;
+#pragma unroll
+            for (int j = 0; j < n; j++)
+                x.at[j] = from[i + j];
+            store_pack(p + i, x);
+        }
     } else {
 #pragma unroll
         for (int j = 0; j < V; j++)
             p[j] = narrow<S>(from[j]);
+    }
+}
+
+/* x, which the compiler may not know: what is read at such a place is read again. */
+__device__ __forceinline__ int opaque(int x)
+{
+#ifndef CUDASIM
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
+/* Numbers that were read as bf16, two a register: the same bits. V is even. */
+template <int V> __device__ __forceinline__ void pack_pairs(const float *from, unsigned *to)
+{
+#pragma unroll
+    for (int j = 0; j < V / 2; j++)
+        to[j] = pack_bf16(from[2 * j], from[2 * j + 1]);
+}
+
+template <int V> __device__ __forceinline__ void unpack_pairs(const unsigned *from, float *to)
+{
+#pragma unroll
+    for (int j = 0; j < V / 2; j++) {
+        to[2 * j] = __uint_as_float(from[j] << 16);
+        to[2 * j + 1] = __uint_as_float(from[j] & 0xffff0000u);
     }
 }
 

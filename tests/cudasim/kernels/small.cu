@@ -264,7 +264,8 @@ __global__ void row_kernel(const S *x, int64_t ld, int rows, int width, int leng
             stats[4 * r + 3] = least;
         }
     }
-    colsum_partial<T, 1>(sums, width, length, partial + (int64_t)blockIdx.x * length);
+    colsum_zero(length, partial + (int64_t)blockIdx.x * length);
+    colsum_add<T, 1>(sums, 0, width, length, partial + (int64_t)blockIdx.x * length);
 }
 
 template <typename S, int T> static void test_rows(int rows, int width, int length)
