@@ -26,7 +26,7 @@ llama="examples/llama.tcube --set model.vocab=256 --set model.hidden=48 --set mo
 parallel="examples/parallel.tcube --set model.vocab=256 --set model.hidden=48 --set model.layers=2
     --set model.heads=4 --set model.rotary=4 --set train.format=bytes"
 single="tests/grids/single.tcube --set model.vocab=256"
-wide="tests/cuda/wide.tcube"
+rows="tests/cuda/wide.tcube"
 both="tests/grids/both.tcube --set model.vocab=256"
 names="tests/grids/names.tcube"
 
@@ -133,6 +133,7 @@ few() {
     one parallel-312 fp64 "$parallel" plan.cube=[3,1,2] train.batch=6
     one summa fp64 "$tiny" "plan.partition=summa(2)" plan.data=2
     one replicas fp64 "$llama" plan.data=2 plan.cube=[1,2,1] plan.zero=1
+    one wide fp64 "$rows" train.batch=1
     one slices fp64 "$tiny" plan.pipeline=3 plan.microbatch=2 "plan.slices=[12,8,4]" \
         plan.recompute=full
     one boxes fp64 "$single" plan.cube=[2,2,2]
@@ -150,9 +151,6 @@ few() {
     one adamw-bf16 bf16 "$tiny" plan.cube=[1,2,1] plan.logits_chunk=16 train.clip=0.5 \
         "train.optimizer=adamw(lr=0.01,eps=0.1,weight_decay=0.1)"
     one bf16-slices bf16 "$tiny" plan.pipeline=2 plan.microbatch=2 "plan.slices=uniform(3)"
-    one wide fp64 "$wide" train.batch=1
-    one wide-bf16 bf16 "$wide" train.batch=1 model.wide=10240 \
-        "train.optimizer=adamw(lr=0.001,eps=0.1,weight_decay=0.1)"
 }
 
 # Heads of 64, as tensor cores like them.
