@@ -691,7 +691,8 @@ static void batch(Rows *r)
     put(r, "    __syncthreads();\n");
 }
 
-void cuda_rows(Text *out, const char *symbol, const char *const *what, const CudaRows *how)
+void cuda_rows(Text *out, const char *symbol, const char *const *what,
+               const CudaRows *how)
 {
     const RowProg *p = how->p;
     Rows r = { .h = how, .p = p, .out = out, .pw = p->width / p->parts, .E = how->each,

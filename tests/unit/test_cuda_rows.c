@@ -77,8 +77,8 @@ static CudaRows how(int k, int64_t width, bool bf16, bool is_double)
 Test(cuda_rows, registers_suffice)
 {
     static const int64_t widths[] = { 1, 48, 255, 256, 768, 1024, 1025, 1600, 4096, 5120, 6144,
-                                      8192, 8200, 12288, 16384, 20480, 25600, 30522, 32000, 50257, 50400,
-                                      128256, 250880 };
+                                      8192, 8200, 12288, 16384, 20480, 25600, 30522, 32000, 50257,
+                                      50400, 128256, 250880 };
     for (int k = 0; k < 5; k++)
         for (int i = 0; i < (int)(sizeof widths / sizeof *widths); i++)
             for (int real = 0; real < 3; real++) {
