@@ -162,6 +162,20 @@ static const char *recompute_text(const Point *p)
     return p->recompute_turns ? str_fmt("full(%d)", p->recompute_turns) : word[p->recompute];
 }
 
+/* Memory is the closed form's: what nearly fills the room may not fit once it is laid out. */
+static void print_near_room(const TunePage *page, FILE *f)
+{
+    Text t = { 0 };
+    for (int i = 0; i < page->n; i++) {
+        const Estimate *is = &page->at[i].is->is;
+        if (is->memory.peak > ESTIMATE_LOW * is->room_bytes)
+            text_add(&t, "%s%d", t.n ? ", " : "", i + 1);
+    }
+    if (t.n)
+        fprintf(f, "  near the room: %s; `plan` lays out up to %.0f %% more than this, and says "
+                "whether it fits\n", t.at, 100 / ESTIMATE_LOW - 100);
+}
+
 static void print_top(const TunePage *page, FILE *f)
 {
     static const char *const head[] = { "", "devices", "a step costs", "data", "pipeline",
@@ -196,6 +210,7 @@ static void print_top(const TunePage *page, FILE *f)
     print_heading(f, page->n == 1 ? "the best" : str_fmt("the best %d, each the best of its mesh "
                   "and microbatch", page->n));
     table_print(&t, f);
+    print_near_room(page, f);
 }
 
 void tune_print_terms(const Candidate *a, const Candidate *b, const char *left, const char *right,

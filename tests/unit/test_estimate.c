@@ -202,9 +202,7 @@ Test(estimate, agrees_with_the_frame)
     }
 }
 
-/* The block that is laid out, with gaps and all: so far off may the estimate be. */
-static const double LOW = 0.95, HIGH = 1.12;
-
+/* The block that is laid out, with gaps and all. */
 Test(estimate, memory_is_near_the_block)
 {
     static const char *const layout[][7] = {
@@ -233,7 +231,7 @@ Test(estimate, memory_is_near_the_block)
         for (int r = 0; r < p->is.stages; r++) {
             double real = (double)plan_stage(p, r)->block_bytes;
             double share = estimate_memory(e, &a, r).peak / real;
-            cr_assert(share > LOW && share < HIGH, "layout %d, stage %d: %.3f of %.0f", i, r,
+            cr_assert(share > ESTIMATE_LOW && share < ESTIMATE_HIGH, "layout %d, stage %d: %.3f of %.0f", i, r,
                       share, real);
         }
     }
