@@ -706,7 +706,8 @@ void cuda_rows(Text *out, const char *symbol, const char *const *what,
     put(&r, ")\n{\n    constexpr int G = %d, V = %d;       // threads of an item, neighbours\n"
         "    const int lane = threadIdx.x %% G;\n"
         "    const int64_t group = (int64_t)blockIdx.x * (blockDim.x / G) + threadIdx.x / G;\n"
-        "    const int64_t groups = (int64_t)gridDim.x * (blockDim.x / G);\n", how->group, how->vec);
+        "    const int64_t groups = (int64_t)gridDim.x * (blockDim.x / G);\n",
+        how->group, how->vec);
     shared_memory(&r);
     clear_sums(&r);
     if (how->swept)
