@@ -36,8 +36,16 @@ typedef struct { Point at; Pass **base, **more, **least, *rate; } Passes;
 enum { TABLES = 512 };              // TUNING: so many are remembered
 
 /* Of a stage: k slices together each way, context left out; what it adds of a pair of grains; what
- * starting kernels and going over data take, whatever else hides beside them. */
-typedef struct { double work[2], pair[2], least[2]; } Bound;
+ * starting kernels takes, whatever else hides beside it. */
+typedef struct { double work[2], pair[2], launches[2]; } Bound;
+
+/* What slice_bound needs of a point, whatever its schedule, zero and room: by kind and count; the
+ * stages' waits, by the longest slice. */
+typedef struct {
+    Point cell; const Passes *passes; int chunks, recompute;
+    Bound *of[SHARES + 1];
+    double wait[SHARES + 1];
+} Bounds;
 
 struct SliceView {
     Tune *t;
@@ -47,7 +55,7 @@ struct SliceView {
     Cost cost;
     int64_t grain; int n;           // tokens; of them in the sequence
     Passes *passes, table[TABLES]; int ntables, oldest;
-    int nkinds, *kind_stages; Kind *kind; Bound *bound;
+    int nkinds, *kind_stages; Kind *kind; Bounds bounds;
 };
 
 SliceView *slice_view(Tune *t)
@@ -57,7 +65,8 @@ SliceView *slice_view(Tune *t)
     v->shape = shape_of(t->plan, t->ask.turns_only);
     int classes = v->shape->classes.n, most = v->shape->nturns + 1;
     v->kind = NEWN(Kind, most);
-    v->bound = NEWN(Bound, most);
+    for (int k = 0; k <= SHARES; k++)
+        v->bounds.of[k] = NEWN(Bound, most);
     v->kind_stages = NEWN(int, most);
     for (int k = 0; k < most; k++) {
         v->kind[k].count = NEWN(int, 2 * classes);
@@ -361,21 +370,48 @@ static Bound bound_of(SliceView *v, const Kind *kind, int k)
         b.pair[0] += kind->count[i] * p->f;
         b.pair[1] += kind->count[i] * p->g + kind->again[i] * p->again[v->recompute];
     }
-    for (int way = 0; way < 2; way++) {
-        double a = k * kind->launches[way], over = k * kind->data[way];
-        b.least[way] = a > over ? a : over;
-    }
+    for (int way = 0; way < 2; way++)
+        b.launches[way] = k * kind->launches[way];
     return b;
 }
 
-static double seconds_of(const Bound *b, double pairs)
+/* data: what each slice does over data at least, each way. */
+static double seconds_of(const Bound *b, double pairs, int k, const double *data)
 {
     double sum = 0;
-    for (int way = 0; way < 2; way++) {
-        double t = b->work[way] + b->pair[way] * pairs;
-        sum += t > b->least[way] ? t : b->least[way];
-    }
+    for (int way = 0; way < 2; way++)
+        sum += larger(b->work[way] + b->pair[way] * pairs,
+                      larger(b->launches[way], k * data[way]));
     return sum;
+}
+
+static double wait_of(SliceView *v, const Point *p, int l)
+{
+    double most = 0, fill = 0;
+    for (int i = 0; i < v->nkinds; i++) {
+        double f = 0, g = 0;
+        stage_seconds(v, &v->kind[i], l, 0, &f, &g);
+        fill += v->kind_stages[i] * (f + g);
+        most = larger(most, f + g);
+    }
+    return (fill - most) / p->chunks;
+}
+
+static void open_bounds(SliceView *v, const Point *p)
+{
+    Bounds *b = &v->bounds;
+    if (b->passes == v->passes && b->chunks == p->chunks && b->recompute == p->recompute &&
+        same_cell(&b->cell, p))
+        return;
+    b->passes = v->passes;
+    b->chunks = p->chunks;
+    b->recompute = p->recompute;
+    b->cell = *p;
+    for (int l = 1; l < v->n; l++)
+        b->wait[l] = wait_of(v, p, l);
+    for (int k = 2; k <= v->n; k++)
+        for (int i = 0; i < v->nkinds; i++)
+            b->of[k][i] = bound_of(v, &v->kind[i], k);
 }
 
 /*
@@ -398,24 +434,13 @@ void slice_bound(SliceView *v, const Point *p, const Estimate *whole, double wor
     double shrinks = workspace + mem->logits;
     double rest = mem->peak - mem->activations - mem->keys_values - shrinks;
     double token = mem->activations / schedule_units(&s, whole->worst) / L;
-    double share, wait[SHARES + 1];
+    double share;
     open_point(v, p);
+    open_bounds(v, p);
     share = shrinks / v->n;
     *seconds = *bytes = INFINITY;
-    for (int l = 1; l < v->n; l++) {
-        double most = 0, fill = 0;
-        for (int i = 0; i < v->nkinds; i++) {
-            double f = 0, g = 0;
-            stage_seconds(v, &v->kind[i], l, 0, &f, &g);
-            fill += v->kind_stages[i] * (f + g);
-            most = f + g > most ? f + g : most;
-        }
-        wait[l] = (fill - most) / p->chunks;
-    }
     for (s.k = 2; s.k <= v->n; s.k++) {
         double units = token * (double)v->grain * schedule_units(&s, whole->worst);
-        for (int i = 0; i < v->nkinds; i++)
-            v->bound[i] = bound_of(v, &v->kind[i], s.k);
         for (int l = (v->n + s.k - 1) / s.k, to; l <= v->n - s.k + 1; l = to + 1) {
             double held = rest + (units + share) * l, work = 0, waits = INFINITY;
             *bytes = less(held, *bytes);
@@ -423,9 +448,10 @@ void slice_bound(SliceView *v, const Point *p, const Estimate *whole, double wor
                 break;
             to = l + l / 4 < v->n - s.k + 1 ? l + l / 4 : v->n - s.k + 1;
             for (int i = l; i <= to; i++)
-                waits = less(wait[i], waits);
+                waits = less(v->bounds.wait[i], waits);
             for (int i = 0; i < v->nkinds; i++)
-                work = larger(work, seconds_of(&v->bound[i], (v->n - to) * v->n / 2.0));
+                work = larger(work, seconds_of(&v->bounds.of[s.k][i], (v->n - to) * v->n / 2.0,
+                                               s.k, v->kind[i].data));
             *seconds = less(m * work + waits, *seconds);
         }
     }
