@@ -246,6 +246,11 @@ static void check_effect(const Plan *p)
             diag_hint("write recompute = none");
         }
     }
+    if (s->recompute_n > p->layers) {
+        diag_error(s->recompute.loc, "no-effect", "recompute = full(%" PRId64 "): the model has %s",
+                   s->recompute_n, plural(p->layers, "turn"));
+        diag_hint("write recompute = full");
+    }
 }
 
 /* Cubes of n devices that the model admits, at most four. */
