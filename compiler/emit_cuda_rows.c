@@ -35,6 +35,7 @@ typedef struct {
     bool *scalar;
     bool *done, *used;          // named in the present scope; used by a result
     bool sweep;                 // the second pass, for sums over rows alone
+    bool *known, any_known;     // by reduction: the sweep reads it
 } Rows;
 
 /* ---- analysis -------------------------------------------------------------------- */
@@ -73,6 +74,19 @@ static void find_used(Rows *r)
         if (r->red[k].b != NONE)
             use(r, r->red[k].b);
     }
+}
+
+static void find_known(Rows *r)
+{
+    r->known = NEWN(bool, r->nred + 1);
+    r->sweep = true;
+    find_used(r);
+    for (int k = 0; k < r->nred && r->h->swept; k++) {
+        r->known[k] = r->red[k].node != NONE && r->used[r->red[k].node];
+        r->any_known |= r->known[k];
+    }
+    r->sweep = false;
+    find_used(r);
 }
 
 /* Is the value kept for a later phase? */
@@ -349,7 +363,7 @@ static void reduction_end(Rows *r, const RowReduction *d, int k)
         put(r, "        r%d *= %s;\n", k, constant(r, 1.0 / (double)r->pw));
     if (d->node != NONE && r->used[d->node])
         put(r, "        const %s v%d = r%d;\n", real(r), d->node, k);
-    if (r->h->swept)
+    if (r->known[k])
         put(r, "        if (lane == 0)\n            known[turn][%d] = r%d;\n", k, k);
 }
 
@@ -577,7 +591,7 @@ static void shared_memory(Rows *r)
     const CudaRows *h = r->h;
     if (r->nred)
         put(r, "    __shared__ %s scratch[32];\n", real(r));
-    if (h->swept)
+    if (r->any_known)
         put(r, "    __shared__ %s known[%d][%d];    // reductions of a batch of items\n", real(r),
             h->batch, r->nred);
     if (h->shared)
@@ -626,7 +640,7 @@ static void item_again(Rows *r)
 {
     item_begin(r);
     for (int k = 0; k < r->nred; k++)
-        if (r->red[k].node != NONE && r->used[r->red[k].node])
+        if (r->known[k])
             put(r, "        const %s v%d = known[turn][%d];\n", real(r), r->red[k].node, k);
     for (int q = 0; q < r->h->levels.nphases; q++)
         scalars(r, q);
@@ -699,7 +713,7 @@ void cuda_rows(Text *out, const char *symbol, const char *const *what,
                .nred = how->levels.nred, .red = how->levels.red, .scalar = how->levels.scalar };
     r.done = NEWN(bool, p->nnodes);
     r.used = NEWN(bool, p->nnodes);
-    find_used(&r);
+    find_known(&r);
     // With a least number of blocks the compiler does not spill for the sake of more of them.
     put(&r, "__global__ void __launch_bounds__(%d, %d) %s(\n    ", how->block, how->least, symbol);
     parameters(&r, what);

@@ -373,11 +373,11 @@ typedef struct { bool line, bent; int turns; double seconds[2], bytes[2], partly
 
 /* An end of full(n) for from < n < to: a variant that was priced, a bound on the seconds of it and
  * those that make more again, on the bytes of it and those that make less. */
-typedef struct { int n; bool all; double peak, seconds, bytes; } End;
+typedef struct { int n; bool all; double seconds, bytes; } End;
 
 static End end_of(Search *q, const Candidate *c, int n)
 {
-    return (End){ .n = n, .all = keeps_all(q, c), .peak = c->is.memory.peak,
+    return (End){ .n = n, .all = keeps_all(q, c),
                   .seconds = quickest(q, c),
                   .bytes = keeps_all(q, c) ? c->is.memory.peak : fewest_bytes(q, c->at) };
 }
