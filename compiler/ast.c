@@ -56,7 +56,8 @@ static const struct { const char *name; Unit unit; double size; } units[] = {
     { "node", UNIT_NODES, 1 }, { "nodes", UNIT_NODES, 1 },
 };
 
-/* Data sheets also write bits and bytes a second as Gb/s, Gbps, GBps: a letter, and a factor of 8. */
+/* Data sheets also write bits and bytes a second as Gb/s, Gbps, GBps: a letter, and a
+ * factor of 8. */
 static const char *rate_near(const char *word)
 {
     char k = (char)toupper((unsigned char)word[0]), b = k ? word[1] : 0;

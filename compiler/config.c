@@ -304,8 +304,8 @@ static void read_node(void *into, const Entry *entry)
     if (name->kind != E_NAME) {
         diag_error(e->loc, "value-type", "`node` takes a number of devices, such as `8 * a100`");
         if ((e->kind == E_BINARY && e->op == '+') || e->kind == E_LIST)
-            diag_hint("all devices of a cluster are alike: describe the slower kind, or one cluster "
-                      "of each");
+            diag_hint("all devices of a cluster are alike: describe the slower kind, or one "
+                      "cluster of each");
         return;
     }
     c->device = find_device(name);
@@ -870,8 +870,8 @@ static void check_rates(const Config *c)
         diag_note(k->per_node.loc, "its nodes stand here");
         diag_hint("measure it: teracube profile FILE --target %s -o DIR", gpu ? "cuda" : "cpu");
     } else if (f->cluster && f->nodes < (int)k->nodes.v) {
-        diag_warning(d->profile.loc, "profile-cluster", "%s were measured; groups in more of the %d "
-                     "of %s are priced like those", plural(f->nodes, "node"), (int)k->nodes.v,
+        diag_warning(d->profile.loc, "profile-cluster", "%s were measured; groups in more of the "
+                     "%d of %s are priced like those", plural(f->nodes, "node"), (int)k->nodes.v,
                      k->name);
     }
 }

@@ -914,8 +914,8 @@ static void main_text(const Cuda *m, const StageNames *names, Text *t)
     int events = 0;
     for (int r = 0; r < m->e->nstages; r++)
         events = plan_stage(m->p, r)->events > events ? plan_stage(m->p, r)->events : events;
-    text_add(t, "};\n\n/* Stages, groups, events, and bytes of scratch beside the block: of products "
-             "and attention,\n * of sums on each stream. */\n"
+    text_add(t, "};\n\n/* Stages, groups, events, and bytes of scratch beside the block: of "
+             "products and attention,\n * of sums on each stream. */\n"
              "static const Program program = {\n    stages, groups, %d, %" PRId64 ", {", events,
              m->scratch);
     for (int i = 0; i < STREAMS; i++)
@@ -931,8 +931,8 @@ static void main_text(const Cuda *m, const StageNames *names, Text *t)
 
 void cuda_program(const Plan *p, const Emitted *e, Ending *const *ends, Text *out)
 {
-    Cuda m = { .p = p, .e = e, .ends = ends, .known = map_new(), .names = map_new(), .arrays = map_new(),
-               .bodies = map_new() };
+    Cuda m = { .p = p, .e = e, .ends = ends, .known = map_new(), .names = map_new(),
+               .arrays = map_new(), .bodies = map_new() };
     StageNames *names = NEWN(StageNames, e->nstages);
     Text tables = { 0 };
     find_alignment(&m);

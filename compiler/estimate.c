@@ -599,7 +599,8 @@ static void price_kind(Estimator *e, const Point *p, Cube *c, int keep, Kind *k)
             k->once += k->count[t] * of->once[t];
         PassCost a = kind_pass(e, &c->cost, k, p->recompute, of->of, (double)l, context);
         a.forward.compute += more_for(&c->cost, k->kernels[0], &a.forward);
-        a.backward.compute += more_for(&c->cost, k->kernels[1] + k->more[p->recompute], &a.backward);
+        a.backward.compute += more_for(&c->cost, k->kernels[1] + k->more[p->recompute],
+                                       &a.backward);
         double data[2], f, g;
         cost_data(&c->cost, k->parameters, k->units, &a, data);
         a.forward.data += data[0];

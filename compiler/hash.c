@@ -124,7 +124,7 @@ void plan_check_hash(const Plan *p)
         diag_warning((Loc){ from, from + 16 }, "stale-plan", "this plan was tuned for another %s: "
                      "%.16s then, %s now", i == HASH_TRAIN ? "training" : i == HASH_PRICES
                      ? "price list" : hash_word[i], key, now);
-        diag_hint("`teracube tune ... --write FILE` of the other files, without this plan, makes it "
-                  "anew; without the comment nothing is compared");
+        diag_hint("`teracube tune ... --write FILE` of the other files, without this plan, makes "
+                  "it anew; without the comment nothing is compared");
     }
 }

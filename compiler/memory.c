@@ -5,7 +5,8 @@
  *   regions' places of every call, Plan.block_bytes.
  *
  * A buffer lives from the first instruction that touches it to the last; gathered weights,
- * from some turns before. Largest first, each goes to the lowest gap that no buffer alive at the same time overlaps.
+ * from some turns before. Largest first, each goes to the lowest gap that no buffer alive at the
+ * same time overlaps.
  * With one function each way that is all. Otherwise the block is, from its start:
  *
  *   persistent   parameters, gradients, moments; what BEGIN makes for the whole step

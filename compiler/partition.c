@@ -232,7 +232,8 @@ void partition_choose(Plan *p)
         p->is.keep_why = "blocks are sent again for every product";
     } else if (keep.v) {
         bool both = strcmp(keep.v, "both") == 0;
-        lay_out(&q, p, both || strcmp(keep.v, "inputs") == 0, both || strcmp(keep.v, "weights") == 0);
+        lay_out(&q, p, both || strcmp(keep.v, "inputs") == 0,
+                both || strcmp(keep.v, "weights") == 0);
         p->is.keep_why = "pinned";
     } else {
         static const bool way[][2] = { { true, true }, { true, false }, { false, false } };

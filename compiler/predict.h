@@ -209,8 +209,8 @@ typedef struct {
 
 /* Microbatches come in whole groups of this many where there are chunks (else 1). */
 int schedule_group(const Schedule *s);
-/* Tables of more units (m * k passes over each of v * P sections) are refused. TUNING: 2 GB of them,
- * four times the longest that a layout of a published run has. */
+/* Tables of more units (m * k passes over each of v * P sections) are refused. TUNING: 2 GB of
+ * them, four times the longest that a layout of a published run has. */
 enum { SCHEDULE_UNITS = 1 << 22 };
 bool schedule_fits(const Schedule *s);
 /* Fills s->stage from everything above it. */

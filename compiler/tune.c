@@ -365,8 +365,8 @@ static Candidate try_full(Search *q, Found *f, Point p, int n)
     return try_point(q, f, &p);
 }
 
-/* full(n) of a point. Of what keeps all, time and the bytes of a stage are linear in n: they lie on a
- * line from n = 0 to n = turns, where one stage holds most at both ends. What keeps less is
+/* full(n) of a point. Of what keeps all, time and the bytes of a stage are linear in n: they lie
+ * on a line from n = 0 to n = turns, where one stage holds most at both ends. What keeps less is
  * there because all does not fit, and holds no less than `partly`. bent: time is neither linear
  * nor always more with n: gpipe waits for each way's slowest, of chunks that differ. */
 typedef struct { bool line, bent; int turns; double seconds[2], bytes[2], partly; } Row;

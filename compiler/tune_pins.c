@@ -153,8 +153,8 @@ static void check_layers(const Plan *p)
     int64_t P = s->pipeline.set ? (int64_t)s->pipeline.v : 1;
     int64_t v = s->chunks.set ? (int64_t)s->chunks.v : 1, sum = 0;
     if (p->layers == 0) {
-        diag_error(p->ops.at[p->nforward - 1].loc, "layers-cover", "this model repeats nothing, and "
-                   "tune lays out turns");
+        diag_error(p->ops.at[p->nforward - 1].loc, "layers-cover", "this model repeats nothing, "
+                   "and tune lays out turns");
         diag_hint("write its layers as a `repeat` of one turn or more; `teracube plan` takes it as "
                   "it is");
         return;

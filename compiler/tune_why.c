@@ -333,8 +333,8 @@ void tune_report_none(const Tune *t)
         double state = (m->parameters + m->gradients + m->optimizer) * (double)t->devices;
         double full = ceil(state / n->is.room_bytes);
         diag_hint("%d times as many nodes are not enough%s", MOST_TIMES, full <= (double)t->devices
-                  ? "" : str_fmt("; parameters, gradients and moments alone fill about %.0f devices",
-                                 full));
+                  ? "" : str_fmt("; parameters, gradients and moments alone fill about %.0f "
+                                 "devices", full));
     }
     if (enough == NULL)
         return;

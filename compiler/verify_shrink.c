@@ -6,7 +6,8 @@
  * each to the least value with which the plan still has the same signature: its
  * axes, its choices, its kinds of collectives, copies of kv heads, padding of the
  * vocabulary, loss in several chunks or in one, stages, microbatches (up to one more than
- * stages), slices; and enough classes and columns that gradients say something. Replicas are reduced where there are more than 64 ranks, and then the cube.
+ * stages), slices; and enough classes and columns that gradients say something. Replicas are
+ * reduced where there are more than 64 ranks, and then the cube.
  * Slices of a shorter sequence are as many, but even.
  *
  * Every candidate is the user's own files with more --set options, compiled by a

@@ -473,7 +473,8 @@ static void free_ranks(Rt *rt)
 int rt_exec(Rt *rt)
 {
     struct sigaction old[CAUGHT];
-    bool all_run = rt->remote ? false : rt->mpi ? rt_mpi_has_cores(rt) : rt->nranks * rt->nworkers <= cores();
+    bool all_run = rt->remote ? false : rt->mpi ? rt_mpi_has_cores(rt)
+                 : rt->nranks * rt->nworkers <= cores();
     rt->spin = all_run ? SPIN : 0;
     if (rt->mpi && cores() < rt->nworkers && cores() < sysconf(_SC_NPROCESSORS_ONLN))
         rt_note(rt, "warning: the launcher bound a rank of %d workers to %d core%s; mpirun "

@@ -150,7 +150,8 @@ static int choose_comm(Rt *rt)
 {
     const char *want = getenv("RT_COMM"), *limit = getenv("RT_TIMEOUT");
     want = want ? want : "";
-    rt->comm = rt->mpi ? &rt_comm_mpi : rt->remote ? &rt_comm_remote : rt->nranks > 1 ? &rt_comm_threads : &rt_comm_null;
+    rt->comm = rt->mpi ? &rt_comm_mpi : rt->remote ? &rt_comm_remote
+             : rt->nranks > 1 ? &rt_comm_threads : &rt_comm_null;
     if (strcmp(want, "trace") == 0)
         rt->comm = &rt_comm_trace;
     else if (*want && strcmp(want, "threads") != 0 && strcmp(want, "mpi") != 0)

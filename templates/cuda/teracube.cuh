@@ -280,7 +280,8 @@ inline void all_gather(Ctx *c, Stream s, int g, const T *src, T *dst, int64_t n)
 }
 
 /* The member's own part stands where the result has it. */
-template <typename T> inline void all_gather_in_place(Ctx *c, Stream s, int g, T *, T *all, int64_t n)
+template <typename T>
+inline void all_gather_in_place(Ctx *c, Stream s, int g, T *, T *all, int64_t n)
 {
     all_gather(c, s, g, (const T *)(all + c->group_me[g] * n), all, n);
 }
