@@ -325,6 +325,12 @@ static int pinned_keep(const Estimator *e)
          : word_is(k, "inputs") ? KEEP_INPUTS : word_is(k, "weights") ? KEEP_WEIGHTS : KEEP_NONE;
 }
 
+/* KEEP_CHOSEN: neither the point nor the plan says. */
+static int asked_keep(const Estimator *e, const Point *p)
+{
+    return p->keep ? (int)p->keep : pinned_keep(e);
+}
+
 static Cube *cube_of(Estimator *e, const Point *p)
 {
     int i = 0;
@@ -977,7 +983,7 @@ static double worst_memory(Estimator *e, const Point *p, const Cube *c, int keep
 static int choose_keep(Estimator *e, const Point *p, const Cube *c, Estimate *out)
 {
     static const int order[] = { KEEP_BOTH, KEEP_INPUTS, KEEP_NONE };
-    int pin = p->keep ? (int)p->keep : pinned_keep(e);
+    int pin = asked_keep(e, p);
     int keep = pin ? pin : KEEP_BOTH;
     for (int i = 0; i < 3; i++) {
         keep = pin ? pin : order[i];
@@ -1065,7 +1071,7 @@ double estimate_peak(Estimator *e, const Point *p)
 void estimate_time(Estimator *e, const Point *p, Estimate *out)
 {
     Cube *c = open_point(e, p);
-    int pin = p->keep ? (int)p->keep : pinned_keep(e);
+    int pin = asked_keep(e, p);
     *out = (Estimate){ .keep = pin ? pin : KEEP_BOTH };
     step_time(e, p, c, out->keep, c->turns, out);
 }

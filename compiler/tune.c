@@ -878,9 +878,9 @@ static void add_cells(Search *q)
 static Point least_variant(Search *q, Point p, double *bytes)
 {
     Point best = p;
+    int most = most_zero(q, &p), least_holding = most == 3 && !q->s->zero.set ? 2 : most;
     *bytes = INFINITY;
-    for (p.zero = most_zero(q, &p); p.zero >= (q->s->zero.set ? (int)q->s->zero.v : 2) ||
-                                    p.zero == most_zero(q, &p); p.zero--) {
+    for (p.zero = most; p.zero >= least_holding; p.zero--) {
         double b;
         Point least = least_recompute(q, p, &b);
         if (b < *bytes) {
