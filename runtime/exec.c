@@ -318,10 +318,14 @@ static int all_steps(RtWorker *w)
         if (lead)
             RT_TRY(end_step(w, begin));
         RT_TRY(rt_team(w));
-        if (is_due(rt->head->train.checkpoint_every, step) || stop || step + 1 == rt->steps)
+        bool saved = is_due(rt->head->train.checkpoint_every, step) || step + 1 == rt->steps;
+        if (saved || stop)
             RT_TRY(rt_checkpoint(w, step + 1));
-        if (!stop && is_due(rt->head->train.validate_every, step))
-            RT_TRY(rt_validate(w, step + 1));
+        if (!stop && is_due(rt->head->train.validate_every, step)) {
+            RT_TRY(rt_validate(w, step + 1, &stop));
+            if (stop && !saved)
+                RT_TRY(rt_checkpoint(w, step + 1));
+        }
         if (stop) {
             if (lead && r->id == 0)
                 rt_note(rt, "a signal ends the run after step %lld%s%s", (long long)step + 1,

@@ -495,7 +495,7 @@ int  rt_passes(RtWorker *w, unsigned kinds);        // those of the stage whose 
 
 /* ---- validate.c, fault.c -------------------------------------------------- */
 
-int  rt_validate(RtWorker *w, int64_t step);
+int  rt_validate(RtWorker *w, int64_t step, bool *stop);
 int  rt_look(RtWorker *w, int istep);
 int  rt_find_fault(RtWorker *w);
 

@@ -4,12 +4,28 @@
  * The forward half of a training step alone, on batches of the validation data: the
  * passes that begin a step, receive, go forward and send. Nothing is dropped out
  * (RtCall.evaluate). What the loss's chunks add to gradients does not matter: the first
- * pass of the next step overwrites them. Parameters and moments are not written.
+ * pass of the next step overwrites them. Parameters and moments are not written. A signal ends
+ * it behind the batch at hand, without a figure.
  */
 #include "rt_impl.h"
 
-/* After `step` steps. All workers of all ranks call it. */
-int rt_validate(RtWorker *w, int64_t step)
+/* Has a signal come to some rank? Every worker gets the same answer. */
+static int ask_stop(RtWorker *w, bool *stop)
+{
+    RtRank *r = w->rank;
+    if (w->index == 0) {
+        double came = rt_signalled() != 0;
+        atomic_store(&r->sign->op, -1);
+        RT_TRY(rt_sum_doubles(w, &r->world, &came, 1));
+        r->now.stop = came > 0;
+    }
+    RT_TRY(rt_team(w));
+    *stop = r->now.stop;
+    return rt_team(w);                  // worker 0 clears it
+}
+
+/* After `step` steps; *stop: a signal came. All workers of all ranks call it. */
+int rt_validate(RtWorker *w, int64_t step, bool *stop)
 {
     RtRank *r = w->rank;
     Rt *rt = r->rt;
@@ -26,7 +42,9 @@ int rt_validate(RtWorker *w, int64_t step)
         for (int i = 0; w->index == 0 && i < rt->nworkers; i++)
             loss += r->loss[i * 8];
         count += r->now.count;
-        RT_TRY(rt_team(w));
+        RT_TRY(ask_stop(w, stop));
+        if (*stop)
+            return RT_OK;
     }
     if (w->index)
         return RT_OK;

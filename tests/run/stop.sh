@@ -29,12 +29,23 @@ is 'a note names the step' \
     "$(grep -c "a signal ends the run after step $(figures l step | tail -n 1)" err)" = 1
 rm -f l
 
-# A second signal does not wait for the end of the step: 100000 batches of validation.
+# A validation ends behind the batch at hand: step 3 of 1000000 batches, not saved before it.
 rm -rf ck
-long="train.validate=every(1,100000,\"$WORK/d.txt\")"
+long="train.validate=every(3,1000000,\"$WORK/d.txt\")"
+./exe -q --set 'train.checkpoint=every(2,"ck")' --set "$long" --log l 2> err & pid=$!
+until_so grep -q '^{"step": 3' l
+sleep 0.2; kill -TERM $pid; wait $pid; got=$?
+is 'the step before it is told' "$(grep -c 'a signal ends the run after step 3; ' err)" = 1
+is 'status 0 in a validation' $got = 0
+is 'and saved' "$(newest ck)" = 3
+is 'no figure of half a validation' "$(grep -c validation_loss l)" = 0
+rm -f l
+
+# A second signal does not wait for anything.
+rm -rf ck
 ./exe -q --set "$every" --set "$long" --log l 2> err & pid=$!
-until_so test -e ck/latest
-kill -TERM $pid; sleep 0.2; kill -INT $pid; wait $pid; got=$?
+until_so grep -q '^{"step": 3' l
+kill -TERM $pid; kill -INT $pid; wait $pid; got=$?
 is 'a second signal' $got -gt 128
 works ./exe -q --resume ck --steps 2
 
