@@ -4,14 +4,16 @@
  * Each is started with options of its own, and on another machine it finds other files. One
  * that ends earlier leaves the rest waiting; one with another learning rate makes parameters
  * that are wrong and look right. So all say what they are about to do, a line for each
- * setting, and the first line that differs from rank 0's is told before there is a step.
+ * setting, and the first line that differs from rank 0's is told before there is a step. Which
+ * files there will be is compared before any is opened: those that ranks write together are made
+ * by rank 0, and a rank that looks for another one would only say that it is not there.
  */
 #include "rt_impl.h"
 
 #include <assert.h>
 #include <inttypes.h>
 
-enum { SAID = 1024 };                   // bytes of what a process says
+enum { SAID = 1024, TAIL = 200 };       // bytes of what a process says, of a path in it
 
 static void say(char said[SAID], const char *format, ...)
 {
@@ -36,7 +38,23 @@ static void say_number(char said[SAID], const char *name, double v)
 
 static const char *given(const void *path) { return path ? "yes" : "no"; }
 
-static void say_all(const Rt *rt, char said[SAID])
+/* Where a path is long its end tells. */
+static const char *tail(const char *path)
+{
+    size_t n = path ? strlen(path) : 0;
+    return !path ? "no" : n > TAIL ? path + n - TAIL : path;
+}
+
+static void say_files(const Rt *rt, char said[SAID])
+{
+    *said = 0;
+    say(said, "--load %s\n--resume %s\n--save %s\n--log %s\n--trace %s\n",
+        given(rt->load_path), given(rt->options->resume), tail(rt->options->save),
+        given(rt->log_path), given(rt->options->trace));
+    say(said, "checkpoints %s\n", tail(rt->keep.dir));
+}
+
+static void say_settings(const Rt *rt, char said[SAID])
 {
     const RtHeader *h = rt->head;
     static const char *const shape[] = { "constant", "cosine", "linear", "wsd" };
@@ -58,8 +76,6 @@ static void say_all(const Rt *rt, char said[SAID])
     say(said, "validate every %" PRId64 "\nbatches of a validation %" PRId64 "\n"
         "tokens of a validation %" PRId64 "\n", h->train.validate_every,
         h->train.validate_batches, rt->validation ? rt_data_tokens(rt->validation) : 0);
-    say(said, "--load %s\n--resume %s\n--save %s\n--trace %s\n", given(rt->load),
-        given(rt->options->resume), given(rt->options->save), given(rt->options->trace));
 }
 
 /* "lr 0.1", "lr 0.2": the lines in which two differ. */
@@ -78,12 +94,11 @@ static bool differ(const char *a, const char *b, char x[SAID], char y[SAID])
     return false;
 }
 
-/* All processes call it, behind everything that a setting may change. */
-int rt_same_run(Rt *rt)
+static int compare(Rt *rt, void (*say_it)(const Rt *rt, char said[SAID]))
 {
     char mine[SAID] = "", x[SAID], y[SAID];
     char (*all)[SAID] = rt_alloc((size_t)rt->nranks, sizeof *all);
-    say_all(rt, mine);
+    say_it(rt, mine);
     int status = rt->mpi ? rt_mpi_share(rt, mine, all, sizeof mine)
                          : rt_remote_share(rt, mine, all, sizeof mine);
     for (int r = 1; r < rt->nranks && !status; r++)
@@ -93,3 +108,6 @@ int rt_same_run(Rt *rt)
     free(all);
     return rt_processes_agree(rt, NULL);
 }
+
+int rt_same_files(Rt *rt) { return compare(rt, say_files); }
+int rt_same_run(Rt *rt) { return compare(rt, say_settings); }

@@ -177,13 +177,23 @@ static bool has_products(const Rt *rt)
     return false;
 }
 
-/* What can fail for a user's reason fails here, before there are ranks. */
-static int prepare(Rt *rt)
+static int choose(Rt *rt)
 {
     RT_TRY(choose_comm(rt));
     if (rt->options->device)
         RT_TRY(rt_devices_choose(rt));
-    RT_TRY(apply_options(rt));
+    return apply_options(rt);
+}
+
+/* What can fail for a user's reason fails here, before there are ranks. */
+static int prepare(Rt *rt)
+{
+    int status = choose(rt);
+    if (rt_processes(rt)) {
+        RT_TRY(rt_processes_agree(rt, NULL));
+        status = rt_same_files(rt);
+    }
+    RT_TRY(status);
     RT_TRY(rt_resume_open(rt));
     if (rt->steps > rt->first_step) {
         RT_TRY(rt_data_open(rt));

@@ -444,7 +444,10 @@ int  rt_recv(RtWorker *w, int stage, void *dst, int64_t bytes);
 
 /* ---- agree.c ------------------------------------------------------------- */
 
-int  rt_same_run(Rt *rt);               // an error, where processes have other settings
+/* Errors, where processes have other files, or other settings. All call the one when options
+ * are read, the other behind everything that a setting may change. */
+int  rt_same_files(Rt *rt);
+int  rt_same_run(Rt *rt);
 
 /* ---- processes.c, comm_mpi.c --------------------------------------------- */
 

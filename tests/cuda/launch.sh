@@ -223,6 +223,14 @@ for option in steps=3 train.lr=0.5 train.seed=7 train.data=short.txt; do
     case $option in data=*) option='tokens of data=' ;; esac
     tells '2 2 2 2' "rank 2 has ${option%%=*} .*, rank 0 .*; all ranks are started with the same"
 done
+for option in --save --log --load; do
+    other="2 $option w.torchrun"
+    start torchrun "$all" -q
+    tells '2 2 2 2' "rank 2 has $option [wy].*, rank 0 $option no; all ranks are started with the same"
+done
+other='2 --set train.checkpoint=every(1,"ck2")'
+start torchrun "$all" -q --set 'train.checkpoint=every(1,"ck1")'
+tells '2 2 2 2' 'rank 2 has checkpoints ck2, rank 0 checkpoints ck1'
 other=''
 CUDASIM_DEVICES=0; export CUDASIM_DEVICES
 start torchrun "$all" -q

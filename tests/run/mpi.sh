@@ -56,6 +56,9 @@ once 2 'cube: error: the plan has 8 ranks, the launcher started 3 processes; use
 once 2 'cube: error: unknown option `--what`' sh m 3 ./cube --what
 once 1 '[data-file]' sh m 8 ./cube --set train.data=none.txt
 once 4 'could not write the weights' sh m 8 ./cube --save no/w
+once 2 'rank 0 --save no; all ranks are started with the same options' \
+    sh m 8 sh -c 'exec ./cube -q $([ $OMPI_COMM_WORLD_RANK != 5 ] || echo --save only5)'
+none only5
 once 1 'the loss of step 2 is not finite' \
     sh m 8 ./cube --steps 3 --set train.lr=1e30 --set train.clip=no
 once 4 "is not Open MPI's library" env RT_MPI=libm.so.6 sh m 2 ./cube
