@@ -207,6 +207,7 @@ static int prepare(Rt *rt)
             RT_TRY(rt_blas_open(rt));
     }
     RT_TRY(rt_load_open(rt));
+    RT_TRY(rt_outputs_spare(rt));
     RT_TRY(rt_save_probe(rt));
     RT_TRY(rt_checkpoint_open(rt));
     return rt_log_open(rt);
@@ -391,6 +392,16 @@ static int read_options(const RtProgram *p, int argc, char **argv, RtOptions *o,
     return RT_OK;
 }
 
+static int profile(const RtProgram *program, const RtOptions *o)
+{
+    if (!rt_is_foreign(o->profile, "profile"))
+        return o->device->profile(program->head, o);
+    if (!another_speaks())
+        fprintf(stderr, "%s: error: --profile %s would overwrite a file that is no profile; name "
+                "another, or remove it\n", o->exe, o->profile);
+    return RT_USAGE;
+}
+
 static int main_of(const RtProgram *program, const RtDevice *device, int argc, char **argv)
 {
     rt_guard_files();
@@ -403,7 +414,7 @@ static int main_of(const RtProgram *program, const RtDevice *device, int argc, c
     o.sets = sets;
     int status = read_options(program, argc, argv, &o, sets);
     if (status == RT_OK)
-        status = o.profile ? device->profile(program->head, &o) : rt_run(program, &o);
+        status = o.profile ? profile(program, &o) : rt_run(program, &o);
     free(sets);
     if (status < 0) {
         status = RT_OK;

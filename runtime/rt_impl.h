@@ -442,6 +442,12 @@ int  rt_mail_kind(const RtPass *pass);
 int  rt_send(RtWorker *w, int stage, const void *src, int64_t bytes);
 int  rt_recv(RtWorker *w, int stage, void *dst, int64_t bytes);
 
+/* ---- outputs.c ----------------------------------------------------------- */
+
+/* Is there something that is no "log", "trace", "profile" or "file of weights"? */
+bool rt_is_foreign(const char *path, const char *kind);
+int  rt_outputs_spare(Rt *rt);          // an error, where the run would write over it
+
 /* ---- agree.c ------------------------------------------------------------- */
 
 /* Errors, where processes have other files, or other settings. All call the one when options

@@ -175,6 +175,7 @@ is 'it has all ranks' "$(grep -o '"tid": [0-9]*' trace.json | sort -u | wc -l)" 
 export RT_PROFILE=tiny
 goes torchrun 'a profile' --profile p.txt
 unset RT_PROFILE
+fails 2 'd.txt would overwrite a file that is no profile' "$P" --profile d.txt
 sed 's/arch = sm_90/&; profile = "p.txt"/' c.tcube > profiled.tcube
 works "$t" plan "$M" profiled.tcube $common $layout
 is 'of the cluster' "$(grep '^cluster' p.txt)" = 'cluster 2 2 1 of the plan'

@@ -27,6 +27,19 @@ for option in --save --log --trace; do
                                         "$t" run "$M" --set train.data=own.txt $option own.txt
 done
 is 'the data is kept' "$(wc -c < own.txt)" = 20000
+echo 'Nothing of yours.' > notes
+for option in --save --log --trace; do          # nor what else is no run's
+    fails 2 "$option notes would overwrite a file that is no |; name another, or remove it" \
+                                        "$t" run "$M" $D $option notes
+done
+fails 2 '--log notes would'             "$t" run "$M" $D --set train.log=notes
+fails 2 '--log notes would'             "$t" run "$M" $D --log notes --reference
+is 'the notes are kept' "$(cat notes)" = 'Nothing of yours.'
+for n in 1 2 3; do works "$t" run "$M" $D --steps $n --save w --log l --trace tr; done
+is 'a run makes room for the next' "$(grep -c '^{"step"' l)" = 3
+: > l; : > tr; : > w
+works                                   "$t" run "$M" $D --steps 1 --save w --log l --trace tr
+rm w l tr
 works                                   "$t" build "$M" $D --target cpu -q -o -exe
 is 'an executable whose name begins with -' -x ./-exe
 mkfifo pipe         # never a device of the machine: a fault would replace it
@@ -48,18 +61,20 @@ fi
 none no folder/w* folder/l folder/exe* w.tmp*
 
 # A disk that is full: a limit on the size of files stands for it (blocks of 512 bytes).
-echo old > w; echo old > exe
+old() { printf '\002\0\0\0\0\0\0\0{}'; }      # weights of no parameter
+is_old() { is "$1" "$(cksum < "$2")" = "$(old | cksum)"; }
+old > w; old > exe
 printf 'ulimit -f 8; exec "$@"\n' > limited
 fails 4 'w: error: could not write the weights: File too large' \
     sh limited "$t" run "$M" $D --save w
-is 'the old weights are kept' "$(cat w)" = old
+is_old 'the old weights are kept' w
 fails 4 'could not write exe'           sh limited "$t" build "$M" $D --target cpu -o exe
-is 'the old executable is kept' "$(cat exe)" = old
+is_old 'the old executable is kept' exe
 none w.tmp* exe.*
 if mkdir disk && mount -t tmpfs -o size=64k none disk 2> /dev/null; then
-    head -c 60000 /dev/zero > disk/fill; echo old > disk/w
+    head -c 60000 /dev/zero > disk/fill; old > disk/w
     fails 4 'No space left'             "$t" run "$M" $D --save disk/w
-    is 'the old weights are kept' "$(cat disk/w)" = old
+    is_old 'the old weights are kept' disk/w
     none disk/w.tmp*
     fails 4 ''                          "$t" build "$M" $D --target cpu -o disk/exe
     none disk/exe*
@@ -69,7 +84,7 @@ fi
 # Linking fails.
 fails 4 'could not run /none/cc'  env CC=/none/cc "$t" build "$M" $D --target cpu -o exe
 fails 4 'false could not link exe' env CC=false   "$t" build "$M" $D --target cpu -o exe
-is 'the old executable is kept' "$(cat exe)" = old
+is_old 'the old executable is kept' exe
 none exe.*
 works env CC=' env  A=b cc -s ' "$t" build "$M" $D --target cpu -o exe2 -q
 works env CC= "$t" build "$M" $D --target cpu -o exe2 -q
@@ -90,10 +105,10 @@ for cube in '[1,1,1]' '[1,2,2]'; do for signal in TERM INT; do
     is 'the last line is whole' "$(tail -n 1 log | grep -cE '^step +[0-9]+ .* s$')" = 1
 done; done
 works "$t" run "$M" $D --steps 0 --load w
-echo old > w; : > log
+old > w; : > log
 "$t" run "$M" $D --set train.steps=100000000 --save w > log 2> err &
 pid=$!
 until_step; kill -KILL $pid; wait $pid 2> /dev/null
-is 'the old weights after SIGKILL' "$(cat w)" = old
+is_old 'the old weights after SIGKILL' w
 none w.tmp*
 summary

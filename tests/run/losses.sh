@@ -83,17 +83,17 @@ tail -c +6 t.dat | head -c 14 > parts/c.dat; tail -c +20 t.dat > parts/d.dat
 data() { log=$1; shift; run "$log" --set train.batch=2 --steps 6 "$@"; }
 data bytes --set train.data="$WORK/t.dat"
 for f in u16 u32; do
-    data got --set train.data="$WORK/t.$f" --set train.format=$f
-    same "format $f" bytes.loss got.loss
+    data other --set train.data="$WORK/t.$f" --set train.format=$f
+    same "format $f" bytes.loss other.loss
 done
-data got --set train.data="$WORK/t.bin"
-same 'format llmc, found' bytes.loss got.loss
-data got --set train.data="$WORK/t.bin" --set train.format=llmc
-same 'format llmc' bytes.loss got.loss
-data got --set train.data="$WORK/parts/*.dat"
-same 'files joined' bytes.loss got.loss
-data got --set train.data="$WORK/parts/*.dat" --set plan.data=2 --set 'plan.cube=[1,2,1]'
-near 'files joined, two replicas' 1e-4 got.loss bytes.loss
+data other --set train.data="$WORK/t.bin"
+same 'format llmc, found' bytes.loss other.loss
+data other --set train.data="$WORK/t.bin" --set train.format=llmc
+same 'format llmc' bytes.loss other.loss
+data other --set train.data="$WORK/parts/*.dat"
+same 'files joined' bytes.loss other.loss
+data other --set train.data="$WORK/parts/*.dat" --set plan.data=2 --set 'plan.cube=[1,2,1]'
+near 'files joined, two replicas' 1e-4 other.loss bytes.loss
 
 # Sequence r of step s is number (s batch + r) mod floor((N-1)/sequence). With nothing
 # learned and no dropout, 4 sequences by 3 come again after 4 steps, and 33 - 1 = 4 * 8.
