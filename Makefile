@@ -193,13 +193,16 @@ $(B)/predict/predict: $(predict_c:tests/%.c=$(B)/%.o) $(B)/unit/main.o $(OBJECTS
 	@$(SHOW) link $@
 	$(Q)$(CC) $(SFLAG) -rdynamic -o $@ $(filter-out $(B)/compiler/main.o,$^) $(LIBS)
 
+# V=1: each sweep too.
+PREDICT_ROWS := $(PUBLISHED) tests/predict/runs
 predict: $(B)/predict/predict
-	@if [ -d $(PUBLISHED) ]; then $< $(PUBLISHED); \
+	@if [ -d $(PUBLISHED) ]; then $< $(PREDICT_ROWS); \
+	  $(if $(filter 1,$(V)),$< $(PREDICT_ROWS) --sweeps;) \
 	else echo "predict: skipped: no folder $(PUBLISHED) with published rows"; fi
 
 # What of it is compiled in; only where the rows are at hand.
 predict-table: $(B)/predict/predict
-	$(Q)$< $(PUBLISHED) --table > $(B)/residual_table.c
+	$(Q)$< $(PREDICT_ROWS) --table > $(B)/residual_table.c
 	$(Q)mv $(B)/residual_table.c compiler/residual_table.c
 
 check-cuda: all

@@ -96,6 +96,12 @@ static bool dims_of(const Plan *p, Dims *d)
     return times == 2 || times == 3;
 }
 
+/* As those runs, in the plan's precision: DeepSpeed adds up and reduces gradients of bf16 in fp32. */
+static const Manner *program_of(const Plan *p, const Residual *r)
+{
+    return r->how == &deepspeed && p->is.precision == PREC_BF16 ? &deepspeed_bf16 : r->how;
+}
+
 static bool way_of(const Plan *p, const Residual *r, Dims *d, Way *l)
 {
     const Manner *how = r->how;
@@ -124,10 +130,11 @@ double residual_step(const Plan *p, const Residual *r, const char **what)
     if (r == NULL || !dims_of(p, &d) || !way_of(p, r, &d, &l))
         return NAN;
     Prices w = price_list(p);
-    *what = str_fmt("%s: %s%s%s%s", r->how->name, l.flash ? "fused attention" : "scores stored",
-                    r->how->dropout ? ", dropout" : "",
+    const Manner *how = program_of(p, r);
+    *what = str_fmt("%s: %s%s%s%s", how->name, l.flash ? "fused attention" : "scores stored",
+                    how->dropout ? ", dropout" : "",
                     l.tp == 1 ? "" : l.sp ? ", rows cut between products"
                                           : ", whole rows between products",
                     is_sliced(p) ? ", whole sequences" : "");
-    return frame_of(&w, &w, &d, &l, r->how).step_s;
+    return frame_of(&w, &w, &d, &l, how).step_s;
 }

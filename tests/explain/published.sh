@@ -17,6 +17,11 @@ planned part gpt3-175b dgx-a100-128 $gpt plan.cube=[1,8,1] "plan.recompute=full(
 planned slices gpt3-175b dgx-a100-128 $gpt plan.cube=[1,8,1] plan.recompute=full \
     "plan.slices=uniform(2)"
 planned wide gpt3-175b dgx-a100-128 $gpt plan.cube=[1,8,1] train.precision=fp32
+# nearest to runs of DeepSpeed, which adds up gradients of bf16 in fp32
+deep="cluster.nodes=64 model.layers=64 model.hidden=10240 model.heads=80 plan.data=8 plan.pipeline=8"
+deep="$deep plan.microbatch=1 plan.slices=uniform(1) plan.cube=[1,8,1] plan.recompute=full"
+planned deep16 gpt3-175b dgx-a100-128 $deep train.precision=fp16
+planned deepbf gpt3-175b dgx-a100-128 $deep train.precision=bf16
 llama="cluster.nodes=1 train.precision=bf16 train.batch=64 train.sequence=2048 plan.microbatch=8"
 planned fsdp llama dgx-a100-128 $llama plan.data=1 plan.cube=[8,1,1]
 planned zero llama dgx-a100-128 $llama plan.data=8 plan.cube=[1,1,1] plan.zero=3 plan.microbatch=1
@@ -35,6 +40,9 @@ assert of("some")[1] < theirs
 assert of("slices")[1] == theirs and "whole sequences" in of("slices")[2], of("slices")
 for name in ("cube", "part", "wide", "both", "other"):
     assert of(name)[1:] == (None, None), (name, of(name))
+fp, bf = of("deep16"), of("deepbf")
+assert fp[2].startswith("megatron-deepspeed:") and bf[2].startswith("megatron-deepspeed bf16:"), (fp, bf)
+assert fp[0] == bf[0] and 1.005 < bf[1] / fp[1] < 1.05, (fp, bf)
 fsdp, zero = of("fsdp"), of("zero")
 assert fsdp[2].startswith("fsdp: fused attention") and fsdp[1] == zero[1], (fsdp, zero)
 PY

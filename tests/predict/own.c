@@ -41,7 +41,7 @@ static void layout_of(const Row *r, Sets *s)
     const Way *l = &r->layout;
     set(s, str_fmt("train.batch=%g", l->batch));
     set(s, str_fmt("train.sequence=%g", r->shape.seq));
-    set(s, "train.precision=bf16");
+    set(s, r->how->grad == 2 ? "train.precision=fp16" : "train.precision=bf16");
     set(s, str_fmt("plan.data=%g", l->dp));
     set(s, str_fmt("plan.pipeline=%g", l->pp));
     set(s, str_fmt("plan.chunks=%g", l->vp));

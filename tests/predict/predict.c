@@ -1,12 +1,14 @@
 /*
  * predict.c - the model of prices over published rows.
  *
- *     predict FOLDER                the table of residuals
- *     predict FOLDER --rows WORD    each row of the sets whose names contain the word
- *     predict FOLDER --left-out     what cannot be compared, by reason
- *     predict FOLDER --own          the second table alone; --own WORD: row by row
- *     predict FOLDER --table        the table as C, for compiler/residual_table.c
- *     predict FOLDER --fit ARCH     constants of an architecture, fitted on rows for that
+ *     predict FOLDER..                  the table of residuals
+ *     predict FOLDER.. --sweeps [WORD]  each sweep: rank, regret, what was picked; with a word,
+ *                                       the rows of those that miss, in the measured order
+ *     predict FOLDER.. --rows WORD      each row of the sets whose names contain the word
+ *     predict FOLDER.. --left-out       what cannot be compared, by reason
+ *     predict FOLDER.. --own            the second table alone; --own WORD: row by row
+ *     predict FOLDER.. --table          the table as C, for compiler/residual_table.c
+ *     predict FOLDER.. --fit ARCH       constants of an architecture, fitted on rows for that
  *
  * Run from the top of the tree: clusters are read from examples/clusters.
  */
@@ -140,34 +142,69 @@ typedef struct {
     int full, false_fits;
 } Set;
 
+/* Rows of one work on one machine, at least SWEEP of them. */
+enum { SWEEP = 6 };
+typedef struct {
+    VEC(int) rows;
+    double rank, regret;
+    int best, pick;                 // rows: the quickest as measured, as predicted
+    double spread, scatter;         // deviation of log measured; of log predicted / measured
+} Sweep;
+
+static double deviation(const double *v, int n)
+{
+    double sum = 0, squares = 0;
+    for (int i = 0; i < n; i++) {
+        sum += log(v[i]);
+        squares += log(v[i]) * log(v[i]);
+    }
+    return sqrt(fmax(0, squares / n - sum / n * sum / n));
+}
+
+/* The sweep whose first row is i; false: too few, or i is of one that was had. */
+static bool sweep_of(const Rows *rows, int i, bool *done, Sweep *w)
+{
+    *w = (Sweep){ .best = i, .pick = i };
+    for (int j = i; j < rows->n && !done[i]; j++) {
+        const Row *r = &rows->at[j];
+        if (r->why_not || r->seen != SEEN_STEP || r->sweep != rows->at[i].sweep)
+            continue;
+        done[j] = j > i;            // i is the last to be had
+        vec_add(&w->rows, j);
+        w->best = w->rows.n == 1 || r->measured < rows->at[w->best].measured ? j : w->best;
+        w->pick = w->rows.n == 1 || r->predicted < rows->at[w->pick].predicted ? j : w->pick;
+    }
+    int n = w->rows.n;
+    done[i] = true;
+    if (n < SWEEP)
+        return false;
+    double *seen = NEWN(double, n), *ours = NEWN(double, n), *off = NEWN(double, n);
+    for (int k = 0; k < n; k++) {
+        const Row *r = &rows->at[w->rows.at[k]];
+        seen[k] = r->measured;
+        ours[k] = r->predicted;
+        off[k] = r->predicted / r->measured;
+    }
+    w->rank = rank_correlation(seen, ours, n);
+    w->regret = rows->at[w->pick].measured / rows->at[w->best].measured - 1;
+    w->spread = deviation(seen, n);
+    w->scatter = deviation(off, n);
+    return true;
+}
+
 static void sweeps_of(const Rows *rows, Set *s)
 {
-    double *seen = NEWN(double, rows->n), *ours = NEWN(double, rows->n);
     bool *done = NEWN(bool, rows->n);
+    Sweep w;
     s->least_rank = 1;
     for (int i = 0; i < rows->n; i++) {
-        int n = 0, best = 0, pick = 0;
-        if (done[i] || rows->at[i].set != s->name)
+        if (rows->at[i].set != s->name || !sweep_of(rows, i, done, &w))
             continue;
-        for (int j = i; j < rows->n; j++) {
-            const Row *r = &rows->at[j];
-            if (r->why_not || r->seen != SEEN_STEP || r->sweep != rows->at[i].sweep)
-                continue;
-            done[j] = true;
-            seen[n] = r->measured;
-            ours[n] = r->predicted;
-            best = seen[n] < seen[best] ? n : best;
-            pick = ours[n] < ours[pick] ? n : pick;
-            n++;
-        }
-        if (n < 6)
-            continue;
-        double rank = rank_correlation(seen, ours, n), regret = seen[pick] / seen[best] - 1;
         s->sweeps++;
-        s->rank += rank;
-        s->regret += regret;
-        s->least_rank = fmin(s->least_rank, rank);
-        s->most_regret = fmax(s->most_regret, regret);
+        s->rank += w.rank;
+        s->regret += w.regret;
+        s->least_rank = fmin(s->least_rank, w.rank);
+        s->most_regret = fmax(s->most_regret, w.regret);
     }
     if (s->sweeps > 0) {
         s->rank /= s->sweeps;
@@ -321,6 +358,58 @@ static void print_rows(const Rows *rows, const char *word)
                r->how->name, l->again, r->seen, r->measured, r->predicted,
                100 * (r->predicted / r->measured - 1));
     }
+}
+
+/* ---- sweeps -------------------------------------------------------------------------- */
+
+static const char *layout_text(const Row *r)
+{
+    const Way *l = &r->layout;
+    return str_fmt("t%g p%g d%g%s b%g", l->tp, l->pp, l->dp,
+                   l->vp > 1 ? str_fmt(" v%g", l->vp) : "", l->micro);
+}
+
+static void print_sweep_rows(const Rows *rows, const Sweep *w)
+{
+    Key *k = NEWN(Key, w->rows.n);
+    for (int i = 0; i < w->rows.n; i++)
+        k[i] = (Key){ rows->at[w->rows.at[i]].measured, w->rows.at[i] };
+    qsort(k, (size_t)w->rows.n, sizeof *k, by_value);
+    for (int i = 0; i < w->rows.n; i++) {
+        const Row *r = &rows->at[k[i].i];
+        printf("      %-20s %8.4g %8.4g %+6.1f%%%s\n", layout_text(r), r->measured, r->predicted,
+               100 * (r->predicted / r->measured - 1), k[i].i == w->pick ? "  picked" : "");
+    }
+}
+
+/* What is asked of every sweep; those that miss are marked. */
+static const double RANK = 0.9, REGRET = 0.03;
+
+static void print_sweeps(const Rows *rows, const char *word)
+{
+    bool *done = NEWN(bool, rows->n);
+    int n = 0, low = 0, dear = 0;
+    Sweep w;
+    printf("\n%-70s %4s %5s %6s %7s %7s  %-16s %s\n", "sweep", "rows", "rank", "regret", "spread",
+           "scatter", "picked", "best");
+    for (int i = 0; i < rows->n; i++) {
+        const Row *r = &rows->at[i];
+        if (r->why_not || !strstr(r->set, word) || !sweep_of(rows, i, done, &w))
+            continue;
+        bool out = w.rank < RANK, costs = w.regret > REGRET;
+        const char *name = str_fmt("%s L%g h%g s%g, %g GPUs, batch %g", r->set, r->shape.layers,
+                                   r->shape.hidden, r->shape.seq, r->layout.gpus, r->layout.batch);
+        printf("%-70s %4d %4.2f%c %5.1f%%%c %6.1f%% %6.1f%%  %-16s %s\n", name, w.rows.n, w.rank,
+               out ? '*' : ' ', 100 * w.regret, costs ? '*' : ' ', 100 * w.spread, 100 * w.scatter,
+               layout_text(&rows->at[w.pick]), layout_text(&rows->at[w.best]));
+        n++;
+        low += out;
+        dear += costs;
+        if (*word && (out || costs))
+            print_sweep_rows(rows, &w);
+    }
+    printf("%d sweeps: rank below %g in %d, regret above %g %% in %d (*)\n", n, RANK, low,
+           100 * REGRET, dear);
 }
 
 /* TUNING: rows of a set that are planned; planning all takes longer than it tells. */
@@ -543,19 +632,23 @@ static void drop_repeated(Rows *rows)
 int main(int argc, char **argv)
 {
     Rows rows = { 0 };
-    if (argc < 2)
-        die(EXIT_USAGE, "usage: predict FOLDER [--rows WORD | --left-out | --own [WORD] | "
-                        "--table | --fit ARCH]");
-    read_folder(&rows, argv[1]);
+    int at = 1;
+    for (; at < argc && argv[at][0] != '-'; at++)
+        read_folder(&rows, argv[at]);
+    if (at == 1)
+        die(EXIT_USAGE, "usage: predict FOLDER.. [--rows WORD | --sweeps [WORD] | --left-out | "
+                        "--own [WORD] | --table | --fit ARCH..]");
     drop_repeated(&rows);
-    const char *what = argc > 2 ? argv[2] : "", *word = argc > 3 ? argv[3] : "";
-    for (int i = 3; i < argc && strcmp(what, "--fit") == 0; i++)
+    const char *what = at < argc ? argv[at] : "", *word = at + 1 < argc ? argv[at + 1] : "";
+    for (int i = at + 1; i < argc && strcmp(what, "--fit") == 0; i++)
         fit(&rows, argv[i]);
     for (int i = 0; i < rows.n; i++)
         if (!rows.at[i].why_not)
             predict(&rows.at[i]);
     if (strcmp(what, "--rows") == 0)
         print_rows(&rows, word);
+    else if (strcmp(what, "--sweeps") == 0)
+        print_sweeps(&rows, word);
     else if (strcmp(what, "--left-out") == 0)
         print_left_out(&rows);
     else if (strcmp(what, "--table") == 0)

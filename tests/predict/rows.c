@@ -68,7 +68,7 @@ static const Source sources[] = {
     { "megatron_2020", &megatron_fp16, 51200, AGAIN_FULL, 0, NULL },
     /* its simulator's settings: use_checkpoint, vocabulary 50257; see padded() */
     { "vtrain_ground_truth_single", &deepspeed, 50257, AGAIN_FULL, 2, NULL },
-    { "vtrain_ground_truth_multi", &deepspeed, 51200, AGAIN_FULL, 0, NULL },
+    { "vtrain_ground_truth_multi", &deepspeed, 51200, AGAIN_FULL, 0, "hgx-a100-512" },
     { "llm_foundry", &fsdp, 50368, AGAIN_NONE, 2, NULL },
     { "torchtitan", &titan, 128256, AGAIN_HALF, 2, NULL },
     { "alpa", &alpa, 51200, AGAIN_FULL, 0, NULL },
@@ -77,6 +77,8 @@ static const Source sources[] = {
     { "bigscience_tr11", &deepspeed, 250880, AGAIN_FULL, 0, "jean-zay-a100-384" },
     { "bigscience", &deepspeed, 51200, AGAIN_FULL, 0, NULL },
     { "mt_nlg", &deepspeed, 51200, AGAIN_FULL, 0, NULL },
+    { "bloom", &deepspeed, 250880, AGAIN_FULL, 0, "jean-zay-a100-384" },
+    { "gpt_neox", &deepspeed, 50432, AGAIN_FULL, 0, "hgx-a100-40gb-96" },
     { "megatron_core", &megatron_core, 131072, AGAIN_NONE, 0, NULL },
     { "mlperf", &megatron_core, 51200, AGAIN_NONE, 0, NULL },
     { "nemo", &megatron_core, 51200, AGAIN_NONE, 0, NULL },
