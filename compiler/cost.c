@@ -38,17 +38,15 @@ double cost_sync(const Cost *c, double parameters)
                                                  : over_data(c, RING_ALL, 1, 2 * bytes);
 }
 
-void cost_data(const Cost *c, double parameters, double units, const PassCost *pass,
+void cost_data(const Cost *c, double parameters, double units, const double *compute,
                double *data)
 {
     double gather = c->is.zero >= 3 ? over_data(c, RING_GATHER, units, parameters * c->element) : 0;
     double sum = c->is.zero >= 2 ? over_data(c, RING_SUM, units, parameters * c->gradient) : 0;
     double beside[2] = { c->keep_weights && c->is_piped ? 0 : gather,
                          sum + (c->keep_weights ? 0 : gather) };
-    data[0] = beside[0] - (overlaps(c) ? pass->forward.compute : 0);
-    data[1] = beside[1] - (overlaps(c) ? pass->backward.compute : 0);
     for (int i = 0; i < 2; i++)
-        data[i] = data[i] > 0 ? data[i] : 0;
+        data[i] = larger(0, beside[i] - (overlaps(c) ? compute[i] : 0));
 }
 
 double cost_update(const Cost *c, double parameters, double units, double *gather_s)

@@ -56,8 +56,11 @@ const char *const reject_text[REJECTS] = {
 
 /* ---- what is kept between calls --------------------------------------------------------- */
 
+/* A pass, each way: all of its seconds, and of them compute; what making again adds. */
+typedef struct { double all[2], compute[2], again[3]; } Pass;
+
 /* Passes of l tokens over every class, by what is kept; once: gathering what is kept. */
-typedef struct { int64_t l; int keep; bool sliced, piped; PassCost *of; double *once; } Priced;
+typedef struct { int64_t l; int keep; bool sliced, piped; Pass *of; double *once; } Priced;
 
 /* A mesh with its microbatch: terms, cuts, prices. Terms and transfers are the mesh's. */
 typedef struct {
@@ -75,8 +78,9 @@ typedef struct {
     int64_t chunk_rows, chunk;  // the loss's chunks where an x share has so many rows
 } Cube;
 
-/* Bytes of a section, per token of a unit but where it says fixed. */
-typedef struct { double saved, kv, dkv, work, fixed_work, kept; } Held;
+/* Bytes of a section, per token of a unit but where it says fixed: with inputs kept or not, with
+ * weights kept (which are `kept`) or not. */
+typedef struct { double saved[2], kv, dkv, work[2], fixed_work[2], kept; } Held;
 
 /* Sections with the same turns of every class. */
 typedef struct {
@@ -84,16 +88,27 @@ typedef struct {
     bool first, last;           // it holds the head, the tail
     int sections;
     Held held;
-    Seconds forward, backward;  // of a microbatch, all slices
-    double F, G, f, g;          // the same added up; the longest unit
+    double F, G, f, g;          // seconds of a microbatch, all slices; of the longest unit
     double once;                // gathering what is kept gathered for all passes
     double parameters, units, kernels[2];
     double more[3];             // by recompute: kernels that start again
 } Kind;
 
-/* A stage: seconds of a microbatch each way, of its longest unit; of transfers that enter it;
- * of the step's begin and end. */
-typedef struct { double F, G, f, g, into[2], once, tied, sync, update, gather; } Lane;
+/* Stages in a row that have the same sections, so many of each kind: seconds of a microbatch each
+ * way, of the longest unit; of the step's begin and end. */
+typedef struct { int kind, n; } Share;
+typedef struct {
+    int first, n;               // stages
+    Share *of; int nkinds;
+    double F, G, f, g, once, tied, sync, update, gather;
+} Lane;
+
+/* Seconds of transfers of a unit, each way: all of the way through the stages, the dearest,
+ * through all stages and on to the next chunk; back: from each stage down to stage 0. */
+typedef struct {
+    int64_t stamp, longest; int chunks;     // what it is of
+    double all[2], most[2], ring[2], *back;
+} Way;
 
 /* TUNING: meshes that are remembered: a search asks for the variants of one at a time, and
  * for a few in turn where it compares them. */
@@ -109,11 +124,15 @@ struct Estimator {
     int nclasses, **before;     // by class: turns of it before turn i
     int *run;                   // by turn: the first of the turns up to it that are of its class
     int *section, *done;        // by section: its kind; turns of its stage before and in it
-    bool *alike;                // by stage: it has what the one before it has
-    Kind *kind; int nkinds, room;       // of the point at hand:
-    struct { int64_t stamp; int chunks, again; } known;     // whose sections these are
-    Lane *lane;                 // by stage
-    double ring[2];             // transfers through all stages and on to the next chunk, each way
+    /* Of the point at hand, each with whose it is: kinds of sections and stages, what the kinds
+     * hold, what they take. */
+    struct { int64_t stamp; int chunks, again; } known;
+    Kind *kind; int nkinds, room;
+    Lane *lane; int nlanes;
+    Share *share;               // of all lanes, one after another
+    int64_t found;              // so many times: whose the kinds are
+    struct { int64_t found; int recompute, zero, keep, sliced; } held, timed;
+    Way way;
     double *weight;             // by turn: scratch of cut_of
 };
 
@@ -160,9 +179,10 @@ Estimator *estimator_new(const Plan *p, bool turns_only)
     count_flop(e);
     e->section = NEWN(int, e->shape->nturns + 1);
     e->done = NEWN(int, e->shape->nturns + 1);
-    e->alike = NEWN(bool, e->shape->nturns + 1);
     e->weight = NEWN(double, e->shape->nturns + 1);
     e->lane = NEWN(Lane, e->shape->nturns + 1);
+    e->share = NEWN(Share, e->shape->nturns + 1);
+    e->way.back = NEWN(double, e->shape->nturns + 1);
     return e;
 }
 
@@ -401,6 +421,13 @@ const int *estimate_turns(Estimator *e, const Point *p, int *n)
     return cut_of(e, c, *n);
 }
 
+static Pass pass_of(const PassCost *a)
+{
+    return (Pass){ .all = { seconds_total(&a->forward), seconds_total(&a->backward) },
+                   .compute = { a->forward.compute, a->backward.compute },
+                   .again = { a->again[0], a->again[1], a->again[2] } };
+}
+
 /* Passes of l tokens after none, over every class. */
 static const Priced *priced(Estimator *e, Cube *c, int64_t l, int keep)
 {
@@ -417,7 +444,7 @@ static const Priced *priced(Estimator *e, Cube *c, int64_t l, int keep)
         c->priced.n++;
     Priced *a = &c->priced.at[c->priced.n - 1];
     if (a->of == NULL) {
-        a->of = NEWN(PassCost, e->nclasses);
+        a->of = NEWN(Pass, e->nclasses);
         a->once = NEWN(double, e->nclasses);
     }
     a->l = l;
@@ -426,7 +453,8 @@ static const Priced *priced(Estimator *e, Cube *c, int64_t l, int keep)
     a->piped = piped;
     keep_these(&c->cost, keep);
     for (int k = 0; k < e->nclasses; k++) {
-        a->of[k] = cost_pass(&c->cost, k, (double)c->at.microbatch, (double)l);
+        PassCost pass = cost_pass(&c->cost, k, (double)c->at.microbatch, (double)l);
+        a->of[k] = pass_of(&pass);
         a->once[k] = cost_once(&c->cost, k);
     }
     return a;
@@ -518,6 +546,37 @@ static int again_of(const Point *p)
     return p->recompute == RECOMPUTE_FULL && p->recompute_turns ? p->recompute_turns : INT32_MAX;
 }
 
+static bool is_alike(const Estimator *e, int r, int stages, int n)      // to the stage before
+{
+    bool same = r > 0;
+    for (int i = r; same && i < n; i += stages)
+        same = e->section[i] == e->section[i - 1];
+    return same;
+}
+
+static void find_lanes(Estimator *e, int stages, int n)
+{
+    Share *next = e->share;
+    e->nlanes = 0;
+    for (int r = 0; r < stages; r++) {
+        if (is_alike(e, r, stages, n)) {
+            e->lane[e->nlanes - 1].n++;
+            continue;
+        }
+        Lane *a = &e->lane[e->nlanes++];
+        *a = (Lane){ .first = r, .n = 1, .of = next };
+        for (int i = r; i < n; i += stages) {
+            int k = 0;
+            while (k < a->nkinds && a->of[k].kind != e->section[i])
+                k++;
+            if (k == a->nkinds)
+                a->of[a->nkinds++] = (Share){ .kind = e->section[i] };
+            a->of[k].n++;
+        }
+        next += a->nkinds;
+    }
+}
+
 static void find_kinds(Estimator *e, const Point *p, const Cube *c)
 {
     int n = p->stages * p->chunks, again = again_of(p);
@@ -527,6 +586,7 @@ static void find_kinds(Estimator *e, const Point *p, const Cube *c)
     e->known.stamp = c->stamp;
     e->known.chunks = p->chunks;
     e->known.again = again;
+    e->found++;
     e->nkinds = 0;
     for (int i = 0, first = 0, at = 0, last = 0; i < n; first += turns[i++]) {
         int before = i < p->stages ? 0 : e->done[i - p->stages];
@@ -554,165 +614,178 @@ static void find_kinds(Estimator *e, const Point *p, const Cube *c)
         e->kind[at].sections++;
         e->section[i] = at;
     }
-    for (int r = 0; r < p->stages; r++) {
-        e->alike[r] = r > 0;
-        for (int i = r; e->alike[r] && i < n; i += p->stages)
-            e->alike[r] = e->section[i] == e->section[i - 1];
-    }
-}
-
-/* A pass of every section of a kind after `context` tokens. */
-static PassCost kind_pass(const Estimator *e, const Cost *c, const Kind *k, int recompute,
-                          const PassCost *of, double l, double context)
-{
-    PassCost out = { 0 };
-    double b = (double)c->is.microbatch;
-    for (int i = 0; i < e->nclasses; i++) {
-        double n = k->count[i], again = recompute == RECOMPUTE_FULL ? k->again[i] : n;
-        if (n == 0)
-            continue;
-        out.forward = seconds_sum(out.forward, of[i].forward, n);
-        out.backward = seconds_sum(out.backward, of[i].backward, n);
-        out.backward.recompute += again * of[i].again[recompute];
-        if (context > 0 && c->classes.at[i].nattention) {
-            PassCost more = cost_context(c, i, b, l, context);
-            out.forward = seconds_sum(out.forward, more.forward, n);
-            out.backward = seconds_sum(out.backward, more.backward, n);
-            out.backward.recompute += again * more.again[recompute];
-        }
-    }
-    return out;
+    find_lanes(e, p->stages, n);
 }
 
 /* Host time that the kernels' own does not cover. */
-static double more_for(const Cost *c, double kernels, const Seconds *s)
+static double more_for(const Cost *c, double kernels, double seconds)
 {
-    double launch = kernels * c->prices.launch - (c->prices.serial ? 0 : seconds_total(s));
+    double launch = kernels * c->prices.launch - (c->prices.serial ? 0 : seconds);
     return launch > 0 ? launch : 0;
 }
 
-static void price_kind(Estimator *e, const Point *p, Cube *c, int keep, Kind *k)
+/* Adds a pass of every section of a kind over l tokens after `context`. */
+static void price_unit(const Estimator *e, const Point *p, const Cost *c, const Pass *of, double l,
+                       double context, Kind *k)
+{
+    double f = 0, g = 0, compute[2] = { 0 }, data[2];
+    for (int i = 0; i < e->nclasses; i++) {
+        double n = k->count[i], again = p->recompute == RECOMPUTE_FULL ? k->again[i] : n;
+        if (n == 0)
+            continue;
+        f += n * of[i].all[0];
+        g += n * of[i].all[1] + again * of[i].again[p->recompute];
+        compute[0] += n * of[i].compute[0];
+        compute[1] += n * of[i].compute[1];
+        if (context > 0 && c->classes.at[i].nattention) {
+            PassCost after = cost_context(c, i, (double)p->microbatch, l, context);
+            Pass more = pass_of(&after);
+            f += n * more.all[0];
+            g += n * more.all[1] + again * more.again[p->recompute];
+            compute[0] += n * more.compute[0];
+            compute[1] += n * more.compute[1];
+        }
+    }
+    double host[2] = { more_for(c, k->kernels[0], f),
+                       more_for(c, k->kernels[1] + k->more[p->recompute], g) };
+    compute[0] += host[0];
+    compute[1] += host[1];
+    cost_data(c, k->parameters, k->units, compute, data);
+    f += host[0] + data[0];
+    g += host[1] + data[1];
+    k->F += f;
+    k->G += g;
+    k->f = larger(k->f, f);
+    k->g = larger(k->g, g);
+}
+
+/* Whatever the schedule. Where slices are cut, nothing is found again. */
+static void price_kinds(Estimator *e, const Point *p, Cube *c, int keep)
 {
     double context = 0;
-    k->forward = k->backward = (Seconds){ 0 };
-    k->F = k->G = k->f = k->g = 0;
-    keep_these(&c->cost, keep);
-    k->once = 0;
+    if (e->timed.found == e->found && e->timed.recompute == p->recompute &&
+        e->timed.zero == p->zero && e->timed.keep == keep && p->nslices == 1)
+        return;
+    e->timed.found = p->nslices == 1 ? e->found : 0;
+    e->timed.recompute = p->recompute;
+    e->timed.zero = p->zero;
+    e->timed.keep = keep;
+    for (int n = 0; n < e->nkinds; n++) {
+        Kind *k = &e->kind[n];
+        k->F = k->G = k->f = k->g = k->once = 0;
+    }
     for (int i = 0; i < p->nslices; i++) {
         int64_t l = slice_length(e, p, c->grain, i);
         const Priced *of = priced(e, c, l, keep);
-        for (int t = 0; i == 0 && t < e->nclasses; t++)
-            k->once += k->count[t] * of->once[t];
-        PassCost a = kind_pass(e, &c->cost, k, p->recompute, of->of, (double)l, context);
-        a.forward.compute += more_for(&c->cost, k->kernels[0], &a.forward);
-        a.backward.compute += more_for(&c->cost, k->kernels[1] + k->more[p->recompute],
-                                       &a.backward);
-        double data[2], f, g;
-        cost_data(&c->cost, k->parameters, k->units, &a, data);
-        a.forward.data += data[0];
-        a.backward.data += data[1];
-        f = seconds_total(&a.forward);
-        g = seconds_total(&a.backward);
-        k->forward = seconds_sum(k->forward, a.forward, 1);
-        k->backward = seconds_sum(k->backward, a.backward, 1);
-        k->F += f;
-        k->G += g;
-        k->f = f > k->f ? f : k->f;
-        k->g = g > k->g ? g : k->g;
+        for (int n = 0; n < e->nkinds; n++) {
+            Kind *k = &e->kind[n];
+            for (int t = 0; i == 0 && t < e->nclasses; t++)
+                k->once += k->count[t] * of->once[t];
+            price_unit(e, p, &c->cost, of->of, (double)l, context, k);
+        }
         context += (double)l;
     }
 }
 
 /* ---- time --------------------------------------------------------------------------- */
 
-static void fill_lane(const Estimator *e, const Point *p, const Cube *c, int r, Lane *a)
+static void fill_lane(const Estimator *e, const Point *p, const Cube *c, Lane *a)
 {
     double params = 0, units = 0;
-    *a = (Lane){ 0 };
-    for (int ch = 0; ch < p->chunks; ch++) {
-        const Kind *k = &e->kind[e->section[ch * p->stages + r]];
-        a->F += k->F;
-        a->G += k->G;
-        a->f = k->f > a->f ? k->f : a->f;
-        a->g = k->g > a->g ? k->g : a->g;
-        a->once += k->once;
-        params += k->parameters;
-        units += k->units;
+    a->F = a->G = a->f = a->g = a->once = a->tied = 0;
+    for (int i = 0; i < a->nkinds; i++) {
+        const Kind *k = &e->kind[a->of[i].kind];
+        double n = a->of[i].n;
+        a->F += n * k->F;
+        a->G += n * k->G;
+        a->f = larger(a->f, k->f);
+        a->g = larger(a->g, k->g);
+        a->once += n * k->once;
+        params += n * k->parameters;
+        units += n * k->units;
     }
     params -= p->stages == 1 ? c->cost.tied : 0;
-    bool ties = p->stages > 1 && c->cost.tied > 0 && (r == 0 || r == p->stages - 1);
-    if (ties)
+    bool ends = a->first == 0 || a->first == p->stages - 1;
+    if (p->stages > 1 && c->cost.tied > 0 && ends)
         a->tied = c->tie;
     a->sync = cost_sync(&c->cost, params);
     a->update = cost_update(&c->cost, params, units, &a->gather);
 }
 
 /* Of the longest slice. */
-static void fill_transfers(Estimator *e, const Point *p, Cube *c, const int *turns)
+static void find_way(Estimator *e, const Point *p, Cube *c)
 {
-    double ranks = (double)p->x * p->y * p->z;
-    double longest = (double)c->longest;
-    double each = longest * (double)p->microbatch * c->cost.element / ranks;
-    for (int r = 0, turn = 0; r < p->stages; turn += turns[r++]) {
-        double above = r > 0 ? e->shape->cut_width[turn - 1] : 0;
-        double below = r + 1 < p->stages ? e->shape->cut_width[turn + turns[r] - 1] : 0;
-        e->lane[r].into[0] = r > 0 ? c->alpha[0][r] + c->slope[0][r] * above * each : 0;
-        e->lane[r].into[1] = r + 1 < p->stages ? c->alpha[1][r] + c->slope[1][r] * below * each : 0;
-    }
-    int last = p->stages - 1, turn = 0;
-    e->ring[0] = e->ring[1] = 0;
-    for (int r = 0; r < p->stages; r++) {
-        turn += turns[r];
-        e->ring[0] += e->lane[r].into[0];
-        e->ring[1] += e->lane[r].into[1];
+    Way *w = &e->way;
+    double ranks = (double)p->x * p->y * p->z, *back = w->back;
+    double each = (double)c->longest * (double)p->microbatch * c->cost.element / ranks, above = 0;
+    int last = p->stages - 1;
+    if (w->stamp == c->stamp && w->longest == c->longest && w->chunks == p->chunks)
+        return;
+    if (p->stages > 1 && !c->has_transfers)
+        find_transfers(e, c);
+    *w = (Way){ .stamp = c->stamp, .longest = c->longest, .chunks = p->chunks, .back = back };
+    for (int r = 0, turn = 0; r < p->stages && p->stages > 1; r++) {
+        double into[2] = { 0 };
+        turn += c->turns[r];
+        if (r > 0)
+            into[0] = c->alpha[0][r] + c->slope[0][r] * above;
+        above = e->shape->cut_width[turn - 1] * each;
+        if (r < last)
+            into[1] = c->alpha[1][r] + c->slope[1][r] * above;
+        for (int i = 0; i < 2; i++) {
+            w->all[i] += into[i];
+            w->most[i] = larger(w->most[i], into[i]);
+        }
+        back[r + 1] = w->all[1];
     }
     if (p->chunks > 1) {
-        double bytes = e->shape->cut_width[turn - 1] * each;
-        e->ring[0] += c->alpha[0][0] + c->slope[0][0] * bytes;
-        e->ring[1] += c->alpha[1][last] + c->slope[1][last] * bytes;
+        w->ring[0] = w->all[0] + c->alpha[0][0] + c->slope[0][0] * above;
+        w->ring[1] = w->all[1] + c->alpha[1][last] + c->slope[1][last] * above;
     }
 }
 
 /* The stage that the others wait for: with the largest sum, forward alone, backward alone. */
-typedef struct { int all, forward, backward; } Slowest;
+typedef struct { const Lane *all, *forward, *backward; } Slowest;
 
-static Slowest find_slowest(const Lane *a, int P)
+static Slowest find_slowest(const Estimator *e)
 {
-    Slowest s = { 0 };
-    for (int r = 1; r < P; r++) {
-        s.all = a[r].F + a[r].G > a[s.all].F + a[s.all].G ? r : s.all;
-        s.forward = a[r].F > a[s.forward].F ? r : s.forward;
-        s.backward = a[r].G > a[s.backward].G ? r : s.backward;
+    const Lane *a = e->lane;
+    Slowest s = { a, a, a };
+    for (a++; a < e->lane + e->nlanes; a++) {
+        s.all = a->F + a->G > s.all->F + s.all->G ? a : s.all;
+        s.forward = a->F > s.forward->F ? a : s.forward;
+        s.backward = a->G > s.backward->G ? a : s.backward;
     }
     return s;
 }
 
 /* Waits of stage 0 for the way to the last stage and back, in rounds of all units it may have
  * in flight. */
-static double round_trips(const Estimator *e, const Point *p, const Lane *a, double moved)
+static double round_trips(const Estimator *e, const Point *p, double moved)
 {
     Schedule s = shape(e, p);
+    const Lane *a = e->lane;
     if (p->schedule == SCHEDULE_GPIPE || p->chunks > 1)
         return 0;
-    double way = moved, units = schedule_units(&s, 0), each = (a[0].F + a[0].G) / p->nslices;
-    for (int r = 0; r < p->stages; r++)
-        way += (a[r].F + a[r].G) / p->nslices;
+    double way = moved, units = schedule_units(&s, 0), each = (a->F + a->G) / p->nslices;
+    for (int i = 0; i < e->nlanes; i++)
+        way += a[i].n * (a[i].F + a[i].G) / p->nslices;
     double wait = way - units * each, rounds = ((double)s.m * s.k - 1) / units;
     return wait > 0 && wait <= moved ? wait * floor(rounds) : 0;
 }
 
 /* Seconds of all microbatches on what is slowest, a stage or a link between two. While units
  * only enter or only leave the pipeline, each way has a slowest of its own. */
-static double busy_of(const Estimator *e, const Point *p, const Slowest *s, const double *link)
+static double busy_of(const Estimator *e, const Point *p, const Slowest *s)
 {
-    const Lane *a = e->lane;
     Schedule t = shape(e, p);
+    const double *link = e->way.most;
     double m = t.m, units = (double)t.m * t.k, k = t.k * t.v;
     double one_way = p->schedule == SCHEDULE_GPIPE ? units : schedule_units(&t, 0) / (double)t.v;
-    double apart = larger(a[s->forward].F, k * link[0]) + larger(a[s->backward].G, k * link[1]);
-    double both = larger(a[s->all].F + a[s->all].G, k * larger(link[0], link[1]));
+    double apart = larger(s->forward->F, k * link[0]) + larger(s->backward->G, k * link[1]);
+    double both = larger(s->all->F + s->all->G, k * larger(link[0], link[1]));
     if (p->schedule != SCHEDULE_GPIPE)
-        apart = larger(a[s->all].F, k * link[0]) + larger(a[s->all].G, k * link[1]);
+        apart = larger(s->all->F, k * link[0]) + larger(s->all->G, k * link[1]);
     double share = one_way < units ? one_way / units : 1;
     return m * (share * apart + (1 - share) * both);
 }
@@ -722,66 +795,49 @@ static double busy_of(const Estimator *e, const Point *p, const Slowest *s, cons
 static double chunk_waits(const Estimator *e, const Point *p)
 {
     Schedule s = shape(e, p);
+    const double *ring = e->way.ring;
     int group = schedule_group(&s);
     double spare = (double)(group * s.k - s.P) / (s.k * s.v);
     double groups = p->schedule == SCHEDULE_GPIPE ? (double)s.m / group : 1;
-    return groups * (s.v - 1) * (larger(0, e->ring[0] - spare * e->lane[0].F) +
-                                 larger(0, e->ring[1] - spare * e->lane[0].G));
+    return groups * (s.v - 1) * (larger(0, ring[0] - spare * e->lane[0].F) +
+                                 larger(0, ring[1] - spare * e->lane[0].G));
 }
 
 /* Seconds from the first pass until stage 0 has done the last; *moved: of them, for transfers. */
 static double work_of(const Estimator *e, const Point *p, double *moved)
 {
-    const Lane *a = e->lane;
-    double fill = 0, link[2] = { 0 };
+    double fill = 0;
     bool gpipe = p->schedule == SCHEDULE_GPIPE;
-    Slowest s = find_slowest(a, p->stages);
-    *moved = 0;
-    for (int r = 0; r < p->stages; r++) {
-        *moved += a[r].into[0] + a[r].into[1];
-        fill += (r != (gpipe ? s.forward : s.all)) * a[r].f +
-                (r != (gpipe ? s.backward : s.all)) * a[r].g;
-        link[0] = larger(link[0], a[r].into[0]);
-        link[1] = larger(link[1], a[r].into[1]);
-    }
-    *moved += round_trips(e, p, a, *moved) + (p->chunks > 1 ? chunk_waits(e, p) : 0);
-    return busy_of(e, p, &s, link) + fill + *moved;
+    Slowest s = find_slowest(e);
+    for (const Lane *a = e->lane; a < e->lane + e->nlanes; a++)
+        fill += (a->n - (a == (gpipe ? s.forward : s.all))) * a->f +
+                (a->n - (a == (gpipe ? s.backward : s.all))) * a->g;
+    *moved = e->way.all[0] + e->way.all[1];
+    *moved += round_trips(e, p, *moved) + (p->chunks > 1 ? chunk_waits(e, p) : 0);
+    return busy_of(e, p, &s) + fill + *moved;
 }
 
-/* When the updates may begin, and the stage whose own ends last. */
-static double ready_of(const Estimator *e, const Point *p, double work, int *last)
+/* When the updates may begin, and the stages whose own end last: of those that are alike, the
+ * first. */
+static double ready_of(const Estimator *e, double work, const Lane **last)
 {
     double down = 0, ready = 0, end = 0, all = 0;
     bool barrier = e->of->config->train.clip.v > 0;
-    for (int r = 0; r < p->stages; r++) {
-        const Lane *a = &e->lane[r];
-        double done = work - down + a->tied + a->sync;
-        down += a->g + a->into[1];
-        all = done > all ? done : all;
-    }
+    const Lane *a = e->lane, *none = a + e->nlanes;
+    for (; a < none; down += a->n * a->g, a++)
+        all = larger(all, work - down - e->way.back[a->first] + a->tied + a->sync);
     down = 0;
-    *last = 0;
-    for (int r = 0; r < p->stages; r++) {
-        const Lane *a = &e->lane[r];
-        double begin = barrier ? all : work - down + a->tied + a->sync;
-        down += a->g + a->into[1];
+    *last = e->lane;
+    for (a = e->lane; a < none; down += a->n * a->g, a++) {
+        double done = work - down - e->way.back[a->first] + a->tied + a->sync;
+        double begin = barrier ? all : done;
         if (begin + a->update + a->gather > end) {
             end = begin + a->update + a->gather;
             ready = begin;
-            *last = r;
+            *last = a;
         }
     }
     return ready;
-}
-
-static void add_parts(double *part, const Seconds *s, double times)
-{
-    part[PART_COMPUTE] += s->compute * times;
-    part[PART_RECOMPUTE] += s->recompute * times;
-    part[PART_X] += s->x * times;
-    part[PART_Y] += s->y * times;
-    part[PART_Z] += s->z * times;
-    part[PART_DATA] += s->data * times;
 }
 
 /* Ranks that take turns on a machine's cores: all their work shares them. */
@@ -791,49 +847,27 @@ static double share_cores(const Estimator *e, const Point *p, const Cube *c, dou
     double threads = (double)p->data * p->x * p->y * p->z * w->workers, sum = 0;
     if (w->cores == 0 || threads * p->stages <= w->cores)
         return work;
-    for (int r = 0; r < p->stages; r++)
-        sum += (double)microbatches(e, p) * (e->lane[r].F + e->lane[r].G);
-    double shared = sum * threads / w->cores;
-    return shared > work ? shared : work;
+    for (const Lane *a = e->lane; a < e->lane + e->nlanes; a++)
+        sum += a->n * (double)microbatches(e, p) * (a->F + a->G);
+    return larger(work, sum * threads / w->cores);
 }
 
-static void step_time(Estimator *e, const Point *p, Cube *c, int keep, const int *turns,
-                      Estimate *out)
+/* A step; the stages that end last; how much slower passes are for sharing cores; what of their
+ * work was transfers. */
+typedef struct { double seconds; const Lane *last; double slower, moved; } Timed;
+
+static Timed time_step(Estimator *e, const Point *p, Cube *c, int keep)
 {
-    double m = (double)microbatches(e, p), moved;
-    for (int i = 0; i < e->nkinds; i++)
-        price_kind(e, p, c, keep, &e->kind[i]);
-    if (p->stages > 1 && !c->has_transfers)
-        find_transfers(e, c);
-    for (int r = 0; r < p->stages; r++) {
-        if (e->alike[r])
-            e->lane[r] = e->lane[r - 1];
-        else
-            fill_lane(e, p, c, r, &e->lane[r]);
-    }
-    if (p->stages > 1)
-        fill_transfers(e, p, c, turns);
-    double alone = work_of(e, p, &moved), work = share_cores(e, p, c, alone);
-    double slower = work / alone, once = e->lane[0].once;
-    double ready = once + ready_of(e, p, work, &out->last);
-    const Lane *a = &e->lane[out->last];
-    for (int ch = 0; ch < p->chunks; ch++) {
-        const Kind *k = &e->kind[e->section[ch * p->stages + out->last]];
-        add_parts(out->part, &k->forward, m * slower);
-        add_parts(out->part, &k->backward, m * slower);
-    }
-    out->part[PART_DATA] += a->sync + a->gather;
-    out->part[PART_OPTIMIZER] = a->update;
-    out->part[PART_PIPELINE] = moved * slower + a->tied;
-    out->part[PART_X] += once;
-    double sum = 0;
-    for (int i = 0; i < PARTS; i++)
-        sum += out->part[i];
-    out->step_s = ready + a->update + a->gather;
-    /* transfers on the way of the first unit may run beside the work of the last stage */
-    double rest = out->step_s - sum;
-    out->part[PART_BUBBLE] = rest > 0 ? rest : 0;
-    out->part[PART_PIPELINE] += rest < 0 ? rest : 0;
+    Timed t;
+    keep_these(&c->cost, keep);
+    price_kinds(e, p, c, keep);
+    find_way(e, p, c);
+    for (int i = 0; i < e->nlanes; i++)
+        fill_lane(e, p, c, &e->lane[i]);
+    double alone = work_of(e, p, &t.moved), work = share_cores(e, p, c, alone);
+    t.slower = work / alone;
+    t.seconds = e->lane[0].once + ready_of(e, work, &t.last) + t.last->update + t.last->gather;
+    return t;
 }
 
 /* ---- memory -------------------------------------------------------------------------- */
@@ -885,95 +919,105 @@ static Whole whole_of(const Cost *c)
     return w;
 }
 
-static Held held_by(const Estimator *e, const Point *p, const Cost *k, int keep, const Kind *kind,
-                    bool sliced)
+static Held held_by(const Estimator *e, const Point *p, const Cost *k, const Whole *whole,
+                    const Kind *kind)
 {
-    bool inputs = keep == KEEP_BOTH || keep == KEEP_INPUTS;
-    bool weights = keep == KEEP_BOTH || keep == KEEP_WEIGHTS;
     int mode = p->recompute == RECOMPUTE_ATTENTION ? RECOMPUTE_ATTENTION : RECOMPUTE_NONE;
-    Whole whole = whole_of(k);
+    bool sliced = p->nslices > 1;
     Held h = { 0 };
     for (int i = 0; i < e->nclasses; i++) {
         const TurnClass *t = &k->classes.at[i];
         double n = kind->count[i], again = p->recompute == RECOMPUTE_FULL ? kind->again[i] : 0;
-        double all = t->saved_bytes[mode] +
-                     (inputs ? t->input_bytes[mode == RECOMPUTE_ATTENTION] : 0);
+        double inputs = t->input_bytes[mode == RECOMPUTE_ATTENTION];
         double local = t->kv_local, gathered = t->kv_bytes > local ? t->kv_bytes : 0;
         if (n == 0)
             continue;
-        h.saved += (n - again) * (all + (sliced ? local : inputs ? gathered : 0)) +
-                   again * t->saved_bytes[RECOMPUTE_FULL];
+        for (int kept = 0; kept < 2; kept++) {
+            double all = t->saved_bytes[mode] + (kept ? inputs : 0);
+            double work = t->transient_bytes + (again > 0 ? all + local : 0);
+            h.saved[kept] += (n - again) * (all + (sliced ? local : kept ? gathered : 0)) +
+                             again * t->saved_bytes[RECOMPUTE_FULL];
+            h.work[kept] = larger(h.work[kept], work);
+            double unit = t->block * (whole->whole + (kept ? 0 : whole->gathered));
+            double table = t->table * larger(whole->whole, whole->gathered);    // not together
+            h.fixed_work[kept] = larger(h.fixed_work[kept], larger(unit, table));
+        }
         h.kv += sliced ? n * t->kv_bytes : (n - again) * local;
         h.dkv += sliced ? n * t->dkv_bytes : 0;
-        h.kept += weights ? n * t->blocks * whole.gathered : 0;
-        double work = t->transient_bytes + (again > 0 ? all + local : 0);
-        h.work = work > h.work ? work : h.work;
-        double unit = t->block * (whole.whole + (weights ? 0 : whole.gathered));
-        double table = t->table * larger(whole.whole, whole.gathered);      // not together
-        h.fixed_work = larger(h.fixed_work, larger(unit, table));
+        h.kept += n * t->blocks * whole->gathered;
     }
     return h;
 }
 
-/* Of a stage whose sections' kinds have `held`. */
-static StageMemory memory_of(Estimator *e, const Point *p, const Cube *c, int keep, int r)
+/* Whatever the schedule, and what is kept. */
+static void hold_kinds(Estimator *e, const Point *p, const Cube *c)
+{
+    int sliced = p->nslices > 1;
+    Whole whole = whole_of(&c->cost);
+    if (e->held.found == e->found && e->held.recompute == p->recompute &&
+        e->held.zero == p->zero && e->held.sliced == sliced)
+        return;
+    e->held.found = e->found;
+    e->held.recompute = p->recompute;
+    e->held.zero = p->zero;
+    e->held.sliced = sliced;
+    for (int i = 0; i < e->nkinds; i++)
+        e->kind[i].held = held_by(e, p, &c->cost, &whole, &e->kind[i]);
+}
+
+/* Of stage r, one of those that are alike. */
+static StageMemory memory_of(Estimator *e, const Point *p, const Cube *c, int keep, const Lane *a,
+                             int r)
 {
     const Cost *k = &c->cost;
     Flight f = flight_of(e, p, c, r);
     double params = 0, b = (double)p->microbatch, unit = b * f.longest;
-    double all = b * (double)e->of->is.sequence;
-    Held sum = { 0 };
-    for (int ch = 0; ch < p->chunks; ch++) {
-        const Kind *kind = &e->kind[e->section[ch * p->stages + r]];
+    double all = b * (double)e->of->is.sequence, saved = 0, kv = 0, dkv = 0, kept = 0;
+    double rows = 0, blocks = 0;
+    bool inputs = keep == KEEP_BOTH || keep == KEEP_INPUTS;
+    bool weights = keep == KEEP_BOTH || keep == KEEP_WEIGHTS;
+    for (int i = 0; i < a->nkinds; i++) {
+        const Kind *kind = &e->kind[a->of[i].kind];
         const Held *h = &kind->held;
-        params += kind->parameters;
-        sum.saved += h->saved;
-        sum.kv += h->kv;
-        sum.dkv += h->dkv;
-        sum.kept += h->kept;
-        sum.work = larger(sum.work, h->work);
-        sum.fixed_work = larger(sum.fixed_work, h->fixed_work);
+        double n = a->of[i].n;
+        params += n * kind->parameters;
+        saved += n * h->saved[inputs];
+        kv += n * h->kv;
+        dkv += n * h->dkv;
+        kept += weights ? n * h->kept : 0;
+        rows = larger(rows, h->work[inputs]);
+        blocks = larger(blocks, h->fixed_work[weights]);
     }
     params -= p->stages == 1 ? k->tied : 0;
     bool last = r == p->stages - 1 && e->shape->tail != NONE;
     StageMemory m = stretch_memory(k, params, last);
-    double work = sum.work * unit + sum.fixed_work;
-    m.activations = sum.saved / p->chunks * unit * f.units;
-    m.keys_values = sum.kv / p->chunks * all * f.begun + sum.dkv * all;
+    double work = rows * unit + blocks;
+    m.activations = saved / p->chunks * unit * f.units;
+    m.keys_values = kv / p->chunks * all * f.begun + dkv * all;
     if (last) {                         // the gradient of the loss's input waits with its unit
         const TurnClass *t = &k->classes.at[e->shape->tail];
-        bool weights = keep == KEEP_BOTH || keep == KEEP_WEIGHTS;
         bool tied = p->stages == 1 && k->tied > 0;          // gathered with the embedding
         Whole whole = whole_of(k);
         double gathered = t->loss_block * whole.gathered;
         double loss = t->loss_token * unit + t->loss_block * whole.whole + (weights ? 0 : gathered);
-        sum.kept += weights && !tied ? gathered : 0;
+        kept += weights && !tied ? gathered : 0;
         m.activations += t->loss_token / 2 * unit * (f.units - 1) / p->chunks;
         work = larger(work, loss + m.logits) - m.logits;
     }
-    m.workspace = larger(work, 0) + sum.kept;
+    m.workspace = larger(work, 0) + kept;
     m.peak = m.parameters + m.gradients + m.optimizer + m.activations + m.keys_values +
              m.logits + m.workspace;
     return m;
 }
 
-static void hold_kinds(Estimator *e, const Point *p, const Cube *c, int keep)
-{
-    for (int i = 0; i < e->nkinds; i++)
-        e->kind[i].held = held_by(e, p, &c->cost, keep, &e->kind[i], p->nslices > 1);
-}
-
 /* A stage that has what the one before it has holds no more: it is nearer to the last. */
 static double worst_memory(Estimator *e, const Point *p, const Cube *c, int keep, Estimate *out)
 {
-    hold_kinds(e, p, c, keep);
-    for (int r = 0; r < p->stages; r++) {
-        if (e->alike[r])
-            continue;
-        StageMemory m = memory_of(e, p, c, keep, r);
-        if (r == 0 || m.peak > out->memory.peak) {
+    for (const Lane *a = e->lane; a < e->lane + e->nlanes; a++) {
+        StageMemory m = memory_of(e, p, c, keep, a, a->first);
+        if (a == e->lane || m.peak > out->memory.peak) {
             out->memory = m;
-            out->worst = r;
+            out->worst = a->first;
         }
     }
     return out->memory.peak;
@@ -985,6 +1029,7 @@ static int choose_keep(Estimator *e, const Point *p, const Cube *c, Estimate *ou
     static const int order[] = { KEEP_BOTH, KEEP_INPUTS, KEEP_NONE };
     int pin = asked_keep(e, p);
     int keep = pin ? pin : KEEP_BOTH;
+    hold_kinds(e, p, c);
     for (int i = 0; i < 3; i++) {
         keep = pin ? pin : order[i];
         if (worst_memory(e, p, c, keep, out) <= out->room_bytes || pin)
@@ -1013,7 +1058,11 @@ StageMemory estimate_memory(Estimator *e, const Point *p, int r)
 {
     Estimate out = { .room_bytes = (double)e->of->is.room_bytes };
     Cube *c = open_point(e, p);
-    return memory_of(e, p, c, choose_keep(e, p, c, &out), r);
+    int keep = choose_keep(e, p, c, &out);
+    const Lane *a = e->lane;
+    while (a->first + a->n <= r)
+        a++;
+    return memory_of(e, p, c, keep, a, r);
 }
 
 /* ---- both ---------------------------------------------------------------------------- */
@@ -1040,12 +1089,71 @@ static double attention_again(const Estimator *e)
     return e->shape->nturns ? again / e->shape->nturns : 0;
 }
 
+static void add_parts(double *part, const Seconds *s, double times)
+{
+    part[PART_COMPUTE] += s->compute * times;
+    part[PART_RECOMPUTE] += s->recompute * times;
+    part[PART_X] += s->x * times;
+    part[PART_Y] += s->y * times;
+    part[PART_Z] += s->z * times;
+    part[PART_DATA] += s->data * times;
+}
+
+static void find_parts(const Estimator *e, const Point *p, const Cube *c, const Timed *t,
+                       Estimate *out)
+{
+    const Lane *a = t->last;
+    const Stretch *section = stretch_new(&c->cost, p->stages * p->chunks, c->turns);
+    double times = (double)microbatches(e, p) * t->slower, sum = 0;
+    for (int ch = 0; ch < p->chunks; ch++) {
+        double context = 0;
+        for (int i = 0; i < p->nslices; i++) {
+            double l = (double)slice_length(e, p, c->grain, i);
+            PassCost pass = stretch_pass(&c->cost, &section[ch * p->stages + a->first],
+                                         (double)p->microbatch, l, context);
+            add_parts(out->part, &pass.forward, times);
+            add_parts(out->part, &pass.backward, times);
+            context += l;
+        }
+    }
+    out->part[PART_DATA] += a->sync + a->gather;
+    out->part[PART_OPTIMIZER] = a->update;
+    out->part[PART_PIPELINE] = t->moved * t->slower + a->tied;
+    out->part[PART_X] += e->lane[0].once;
+    for (int i = 0; i < PARTS; i++)
+        sum += out->part[i];
+    /* transfers on the way of the first unit may run beside the work of the last stage */
+    double rest = out->step_s - sum;
+    out->part[PART_BUBBLE] = rest > 0 ? rest : 0;
+    out->part[PART_PIPELINE] += rest < 0 ? rest : 0;
+}
+
+static Timed estimate_open(Estimator *e, const Point *p, Cube *c, Estimate *out)
+{
+    *out = (Estimate){ .room_bytes = (double)e->of->is.room_bytes };
+    out->keep = choose_keep(e, p, c, out);
+    Timed t = time_step(e, p, c, out->keep);
+    out->step_s = t.seconds;
+    out->last = t.last->first;
+    return t;
+}
+
+static Reject fits(const Estimate *is)
+{
+    return is->memory.peak > is->room_bytes ? REJECT_MEMORY : LEGAL;
+}
+
+Reject estimate_step(Estimator *e, const Point *p, Estimate *out)
+{
+    estimate_open(e, p, open_point(e, p), out);
+    return fits(out);
+}
+
 Reject estimate(Estimator *e, const Point *p, Estimate *out)
 {
     Cube *c = open_point(e, p);
-    *out = (Estimate){ .room_bytes = (double)e->of->is.room_bytes };
-    out->keep = choose_keep(e, p, c, out);
-    step_time(e, p, c, out->keep, c->turns, out);
+    Timed t = estimate_open(e, p, c, out);
+    find_parts(e, p, c, &t, out);
     const Prices *w = &c->cost.prices;
     double T = (double)(e->of->is.batch * e->of->is.sequence), devices = c->cost.mesh.ranks;
     double flop = 6 * e->matrices + 12 * e->pairs, peak = w->matrix * devices;
@@ -1057,7 +1165,7 @@ Reject estimate(Estimator *e, const Point *p, Estimate *out)
     out->mfu = flop * T / (out->step_s * peak);
     out->hfu = (flop + again_flop(e, p, c) + 4 * e->pairs * share) * T / (out->step_s * peak);
     out->tokens_per_s = T / out->step_s;
-    return out->memory.peak > out->room_bytes ? REJECT_MEMORY : LEGAL;
+    return fits(out);
 }
 
 double estimate_peak(Estimator *e, const Point *p)
@@ -1068,12 +1176,11 @@ double estimate_peak(Estimator *e, const Point *p)
     return out.memory.peak;
 }
 
-void estimate_time(Estimator *e, const Point *p, Estimate *out)
+double estimate_time(Estimator *e, const Point *p)
 {
     Cube *c = open_point(e, p);
     int pin = asked_keep(e, p);
-    *out = (Estimate){ .keep = pin ? pin : KEEP_BOTH };
-    step_time(e, p, c, out->keep, c->turns, out);
+    return time_step(e, p, c, pin ? pin : KEEP_BOTH).seconds;
 }
 
 /* ---- bounds -------------------------------------------------------------------------- */
@@ -1095,10 +1202,10 @@ Least estimate_bound(Estimator *e, const Point *p)
     set_choices(e, c, &one);
     c->cost.is.zero = p->data > 1;
     c->cost.is_piped = true;
-    const PassCost *of = priced(e, c, e->of->is.sequence, KEEP_BOTH)->of;
+    const Pass *of = priced(e, c, e->of->is.sequence, KEEP_BOTH)->of;
     double all = 0, least = INFINITY, params = 0, few = INFINITY, m = (double)microbatches(e, p);
     for (int i = 0; i < e->nclasses; i++) {
-        double t = seconds_total(&of[i].forward) + seconds_total(&of[i].backward);
+        double t = of[i].all[0] + of[i].all[1];
         double w = c->cost.classes.at[i].parameters;
         bool end = i == s->head || i == s->tail;
         int n = end ? 1 : e->before[i][s->nturns];

@@ -64,10 +64,12 @@ void       estimator_free(Estimator *e);
 Reject estimate_legal(const Estimator *e, const Point *p);
 /* Of a legal point. REJECT_MEMORY: it does not fit; *out is filled all the same. */
 Reject estimate(Estimator *e, const Point *p, Estimate *out);
+/* The same without what only explains it: parts, mfu, hfu and tokens_per_s are 0. */
+Reject estimate_step(Estimator *e, const Point *p, Estimate *out);
 /* Bytes alone, of the stage that holds most. */
 double estimate_peak(Estimator *e, const Point *p);
-/* Time alone, whether it fits or not: with all kept that could be, where nothing is said. */
-void estimate_time(Estimator *e, const Point *p, Estimate *out);
+/* Seconds alone, whether it fits or not: with all kept that could be, where nothing is said. */
+double estimate_time(Estimator *e, const Point *p);
 /* Seconds that no slicing, schedule, recompute and zero of the same data, stages, cube and
  * microbatch stays below. Without slices, nor does one with c chunks below work + fill / c. */
 typedef struct { double seconds, work, fill; } Least;

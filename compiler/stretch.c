@@ -120,8 +120,8 @@ PassCost stretch_after(const Cost *c, const Stretch *s, PassCost base, double b,
     base.forward = seconds_sum(base.forward, more.forward, 1);
     base.backward = seconds_sum(base.backward, more.backward, 1);
     base = at_least_launches(c, s, base);
-    double data[2];
-    cost_data(c, s->parameters, s->units, &base, data);
+    double compute[2] = { base.forward.compute, base.backward.compute }, data[2];
+    cost_data(c, s->parameters, s->units, compute, data);
     base.forward.data += data[0];
     base.backward.data += data[1];
     return base;

@@ -276,17 +276,15 @@ static void price(Search *q, const Point *p, Candidate *out)
 {
     q->t->evaluations++;
     out->at = *p;
-    estimate(q->t->e, p, &out->is);
+    estimate_step(q->t->e, p, &out->is);
     arena_reset(scratch);               // at once, or it grows out of the caches
 }
 
 static double seconds_with(Search *q, Point p, int keep)
 {
-    Estimate is;
     p.keep = keep;
     q->t->evaluations++;
-    estimate_time(q->t->e, &p, &is);
-    return is.step_s;
+    return estimate_time(q->t->e, &p);
 }
 
 /* A variant itself keeps what the compiler would, the most that fits. Where everything does, so it
@@ -969,6 +967,17 @@ static void search_whole(Search *q)
     }
 }
 
+/* What the search left out of those that are shown. */
+static void explain(Tune *t)
+{
+    for (int i = 0; i < t->best.n; i++)
+        estimate(t->e, &t->best.at[i].at, &t->best.at[i].is);
+    for (int i = 0; i < t->front.n; i++)
+        estimate(t->e, &t->front.at[i].at, &t->front.at[i].is);
+    if (t->has_near)
+        estimate(t->e, &t->near.at, &t->near.is);
+}
+
 int64_t tune_devices(const Config *c)
 {
     const PlanSpec *s = &c->plan;
@@ -1018,6 +1027,7 @@ Tune *tune_search(Plan *p, const TuneAsk *ask)
         search_whole(&q);
     }
     t->front_complete = !q.late;
+    explain(t);
     free(q.cells.at);
     free(q.sliced.at);
     t->seconds = now_s() - start;

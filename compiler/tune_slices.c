@@ -288,9 +288,9 @@ static void fill_kind(SliceView *v, Kind *k, const Point *p, const int *turns, i
 /* Gathers and sums over data of a pass (zero 2 and 3), whatever they hide beside. */
 static void find_data(SliceView *v)
 {
-    const PassCost none = { 0 };
+    const double none[2] = { 0 };
     for (int k = 0; k < v->nkinds; k++)
-        cost_data(&v->cost, v->kind[k].parameters, v->kind[k].units, &none, v->kind[k].data);
+        cost_data(&v->cost, v->kind[k].parameters, v->kind[k].units, none, v->kind[k].data);
 }
 
 /* Stages of the point by kind, and what each pass does over data. */

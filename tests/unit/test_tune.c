@@ -35,7 +35,7 @@ static void every_recompute(Every *q, Point a, Candidate *best, bool *any)
              a.recompute_turns++) {
             Candidate c = { .at = a };
             q->priced++;
-            if (estimate(q->like.e, &a, &c.is) != LEGAL)
+            if (estimate_step(q->like.e, &a, &c.is) != LEGAL)
                 continue;
             vec_add(&q->all, c);
             if (!*any || tune_order(q->objective, &c, best) < 0)
@@ -64,7 +64,7 @@ static void every_slices(Every *q, Point a, Candidate *best, bool *any)
         c.at.nslices = lists.at[i].k;
         c.at.slice = lists.at[i].len;
         if (estimate_legal(q->like.e, &c.at) != LEGAL ||
-            estimate(q->like.e, &c.at, &c.is) != LEGAL)
+            estimate_step(q->like.e, &c.at, &c.is) != LEGAL)
             continue;
         if (!*any || tune_order(q->objective, &c, best) < 0)
             *best = c;
@@ -79,7 +79,7 @@ static void every_uniform(Every *q, Point a, Candidate *best, bool *any)
         for (a.recompute = RECOMPUTE_NONE; a.recompute <= RECOMPUTE_FULL; a.recompute++) {
             Candidate c = { .at = a };
             if (estimate_legal(q->like.e, &a) != LEGAL ||
-                estimate(q->like.e, &a, &c.is) != LEGAL)
+                estimate_step(q->like.e, &a, &c.is) != LEGAL)
                 continue;
             if (!*any || tune_order(q->objective, &c, best) < 0)
                 *best = c;
