@@ -10,7 +10,8 @@
  * block, as far as the shard has it, is one range.
  *
  * Saving writes to FILE.tmp-PID in the same folder, counts every element, syncs
- * and renames. Only one copy of each element is written (RtRank.counts). Ranks that are
+ * and renames. Checksums (checksum.c) are made of what is written, and rank 0 puts them into the
+ * header last; on reading each is of the copy that counts. Only one copy of each element is written (RtRank.counts). Ranks that are
  * processes open the file that rank 0 made, PID being rank 0's. Moments lie in files as
  * the parameters do that they belong to; resume.c asks for them.
  */
@@ -37,6 +38,7 @@ struct FileIo {
     RtValues what;
     RtOutput *out;          // written to
     const RtTensors *in;    // read from
+    atomic_uint *sum;       // of what is read: where its checksums add up; NULL: they do not
     int unit;               // that the runs are of
     FileRun pending;
     int64_t unsent;         // bytes written since the disk was told
@@ -235,28 +237,47 @@ static int load_broken(Rt *rt, const RtTensors *in, const RtTensor *t)
                    in->file, t->name, errno ? strerror(errno) : "the file is cut off");
 }
 
+/* Adds a range's part to the checksum of its tensor: `crc` is of the range, which ends n bytes
+ * before the tensor. */
+static void add_range(atomic_uint *sum, uint32_t crc, int64_t n)
+{
+    atomic_fetch_xor(sum, rt_crc_behind(crc, (uint64_t)n));
+}
+
 static int load_run(FileIo *io, const FileRun *run)
 {
     RtRank *r = io->r;
     Rt *rt = r->rt;
     const RtTensors *in = io->in;
-    const RtTensor *t = in->of[(int)(io->what - in->first) * rt->head->nparams + run->param];
+    int tensor = (int)(io->what - in->first) * rt->head->nparams + run->param;
+    const RtTensor *t = in->of[tensor];
     int64_t size = (int64_t)rt_dtype_bytes(t->dtype);
+    int64_t behind = t->end - t->begin - (run->index + run->n) * size;
+    uint32_t crc = 0;
     bool weights = io->what == RT_WEIGHTS;
     Kept to = weights ? kept_params(r, io->unit) : kept_moments(r, io->unit, io->what);
     bool same = t->dtype == (rt->real == sizeof(float) ? RT_F32 : RT_F64)
                 && to.stored == RT_REAL && (!weights || r->head->master_offset < 0);
-    if (same && run->stride == 1)
-        return rt_read_at(in->fd, element(r, &to, run->at), (size_t)(run->n * size),
-                          t->begin + run->index * size) ? load_broken(rt, in, t) : RT_OK;
+    if (same && run->stride == 1) {
+        void *p = element(r, &to, run->at);
+        if (rt_read_at(in->fd, p, (size_t)(run->n * size), t->begin + run->index * size))
+            return load_broken(rt, in, t);
+        if (io->sum)
+            add_range(&io->sum[tensor], rt_crc(0, p, (size_t)(run->n * size)), behind);
+        return RT_OK;
+    }
     for (int64_t i = 0; i < run->n; i += BUFFER) {
         int64_t n = run->n - i < BUFFER ? run->n - i : BUFFER;
         if (rt_read_at(in->fd, io->buffer, (size_t)(n * size),
                        t->begin + (run->index + i) * size))
             return load_broken(rt, in, t);
+        if (io->sum)
+            crc = rt_crc(crc, io->buffer, (size_t)(n * size));
         rt_dtype_decode(t->dtype, io->buffer, n, io->value);
         put(io, run->at + i * run->stride, run->stride, n, io->value);
     }
+    if (io->sum)
+        add_range(&io->sum[tensor], crc, behind);
     return RT_OK;
 }
 
@@ -273,6 +294,23 @@ static bool share_of(const RtWorker *w, const RtUnit *u, int64_t *lo, int64_t *h
     return a < b;
 }
 
+/* Elements [lo, hi) of the unit, from the file; those that this rank answers for are checked. */
+static int load_range(FileIo *io, int64_t lo, int64_t hi)
+{
+    const RtRank *r = io->r;
+    int64_t from = hi, to = hi;         // the rank answers for [from, to)
+    if (r->counts[io->unit] && io->in->has_crc) {
+        rt_owned(r, io->unit, &from, &to);
+        from = from < lo ? lo : from > hi ? hi : from;
+        to = to < from ? from : to > hi ? hi : to;
+    }
+    RT_TRY(lo < from ? unit_runs(io, io->unit, lo, from) : RT_OK);
+    io->sum = io->in->sum;
+    int status = from < to ? unit_runs(io, io->unit, from, to) : RT_OK;
+    io->sum = NULL;
+    return status || to >= hi ? status : unit_runs(io, io->unit, to, hi);
+}
+
 /* A worker's share of every unit, or of what is here of it; padding stays zero. */
 static int fill(FileIo *io, const RtWorker *w)
 {
@@ -282,10 +320,24 @@ static int fill(FileIo *io, const RtWorker *w)
         rt_held(r, u, io->what == RT_WEIGHTS ? RT_PARAMS : RT_MOMENTS, &lo, &hi);
         io->unit = u;
         if (share_of(w, &r->program->units[u], &lo, &hi))
-            RT_TRY(io->in ? unit_runs(io, u, lo, hi) : rt_spans(r, u, lo, hi, init_span, io));
+            RT_TRY(io->in ? load_range(io, lo, hi) : rt_spans(r, u, lo, hi, init_span, io));
         atomic_fetch_add(&r->sign->progress, 1);
     }
     return RT_OK;
+}
+
+/* Are the bytes that were read those that were written? */
+static int check_read(RtWorker *w)
+{
+    Rt *rt = w->rank->rt;
+    RtTensors *const all[] = { rt->load, rt->moments };
+    RT_TRY(rt_team(w));
+    if (w->index)
+        return RT_OK;
+    for (int i = 0; i < 2; i++)
+        if (all[i] && all[i]->has_crc)
+            rt_crc_judge(w, all[i]);    // an error is made everybody's where all meet next
+    return rt->load || rt->moments ? rt_agree(w) : RT_OK;
 }
 
 int rt_init_params(RtWorker *w)
@@ -302,7 +354,8 @@ int rt_init_params(RtWorker *w)
         status = fill(io, w);
     }
     free(io);
-    return status;
+    RT_TRY(status);
+    return check_read(w);
 }
 
 /* ---- which tensors a file must have -------------------------------------- */
@@ -383,6 +436,7 @@ int rt_tensors_match(Rt *rt, RtTensors *ts, RtValues first, RtValues last, bool 
     ts->first = first;
     ts->last = last;
     ts->of = rt_alloc((size_t)all, sizeof *ts->of);
+    ts->sum = rt_alloc((size_t)all, sizeof *ts->sum);
     char text[1500] = "", line[800], name[400], list[900];
     for (int k = 0; k < all; k++) {
         snprintf(name, sizeof name, "%s%s", rt_values_prefix(rt, first + (unsigned)(k / n)),
@@ -453,20 +507,24 @@ static int open_output(Rt *rt, RtOutput *o)
 /* Opens the file. Rank 0's process makes it, with its header and its size. */
 static int begin_output(Rt *rt, RtOutput *o)
 {
-    size_t n = (size_t)(o->last - o->first + 1) * (size_t)rt->head->nparams, bytes;
+    size_t n = (size_t)(o->last - o->first + 1) * (size_t)rt->head->nparams;
     if (!o->at) {
         o->at = rt_alloc(n, sizeof *o->at);
         o->written = rt_alloc(n, sizeof *o->written);
+        o->sum = rt_alloc(n, sizeof *o->sum);
     }
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         atomic_store(&o->written[i], 0);
+        atomic_store(&o->sum[i], 0);
+    }
     RT_TRY(open_output(rt, o));
-    char *header = rt_tensors_header(rt, o, &bytes);
-    if (!header)
+    free(o->header);
+    o->header = rt_tensors_header(rt, o, &o->header_bytes);
+    if (!o->header)
         return save_broken(rt, o, "make the header of");
     bool makes = rt->first == 0;
-    int bad = makes && (rt_write_at(o->fd, header, bytes, 0) || ftruncate(o->fd, o->end));
-    free(header);
+    int bad = makes && (rt_write_at(o->fd, o->header, o->header_bytes, 0)
+                        || ftruncate(o->fd, o->end));
     return bad ? save_broken(rt, o, "write") : RT_OK;
 }
 
@@ -499,6 +557,8 @@ static int save_run(FileIo *io, const FileRun *run)
     int64_t real = (int64_t)rt->real, most = as_it_lies ? SOON / real : BUFFER;
     int tensor = (int)(io->what - o->first) * rt->head->nparams + run->param;
     int64_t to = o->at[tensor] + run->index * real;
+    const RtParam *p = &rt->program->params[run->param];
+    uint32_t crc = 0;
     atomic_fetch_add(&o->written[tensor], run->n);
     for (int64_t i = 0; i < run->n; i += most) {
         int64_t n = run->n - i < most ? run->n - i : most;
@@ -509,12 +569,14 @@ static int save_run(FileIo *io, const FileRun *run)
         }
         if (rt_write_at(o->fd, from, (size_t)(n * real), to + i * real))
             return save_broken(rt, o, "write");
+        crc = rt_crc(crc, from, (size_t)(n * real));
         io->unsent += n * real;
         if (io->unsent >= SOON) {       // the disk works while we copy; fsync reports its errors
             sync_file_range(o->fd, 0, 0, SYNC_FILE_RANGE_WRITE);
             io->unsent = 0;
         }
     }
+    add_range(&o->sum[tensor], crc, (p->rows * p->width - run->index - run->n) * real);
     return RT_OK;
 }
 
@@ -564,6 +626,24 @@ static int count_written(RtWorker *w, const RtOutput *o)
         }
     }
     return RT_OK;
+}
+
+/* Rank 0 puts the checksums of what all have written into the header. */
+static int write_sums(RtWorker *w, RtOutput *o)
+{
+    RtRank *r = w->rank;
+    const RtProgram *p = r->rt->program;
+    int n = r->rt->head->nparams, all = (int)(o->last - o->first + 1) * n;
+    RT_TRY(rt_crc_gather(w, o->sum, all));
+    if (r->id > 0)
+        return RT_OK;
+    int64_t *bytes = rt_alloc((size_t)all, sizeof *bytes);
+    for (int i = 0; i < all; i++)
+        bytes[i] = p->params[i % n].rows * p->params[i % n].width * (int64_t)r->rt->real;
+    rt_crc_fill(o->header + 8, o->header_bytes - 8, o->sum, bytes, all);
+    free(bytes);
+    return rt_write_at(o->fd, o->header, o->header_bytes, 0) ? save_broken(r->rt, o, "write")
+                                                             : RT_OK;
 }
 
 /* What this process wrote is on the disk. Stretch by stretch first, so that those who
@@ -641,6 +721,8 @@ int rt_write_outputs(RtWorker *w, RtOutput *o, int n)
     RT_TRY(rt_agree(w));
     for (int i = 0; i < n; i++)
         RT_TRY(count_written(w, &o[i]));
+    for (int i = 0; i < n; i++)
+        RT_TRY(write_sums(w, &o[i]));
     if (opens)
         sync_outputs(r, o, n);
     return rt_agree(w);
@@ -659,6 +741,8 @@ void rt_output_forget(Rt *rt, RtOutput *o)
     free(o->metadata);
     free(o->at);
     free(o->written);
+    free(o->sum);
+    free(o->header);
     *o = (RtOutput){ .fd = -1 };
 }
 

@@ -233,6 +233,16 @@ int rt_processes_agree(Rt *rt, RtRank *r)
     return rt->mpi ? rt_mpi_agree(rt, r) : rt->remote ? rt_remote_agree(rt, r) : RT_OK;
 }
 
+int rt_bring(RtWorker *w, const void *p, size_t bytes)
+{
+    return w->rank->rt->mpi ? rt_mpi_bring(w, p, bytes) : rt_remote_bring(w, p, bytes);
+}
+
+int rt_take(RtWorker *w, int from, void *p, size_t bytes)
+{
+    return w->rank->rt->mpi ? rt_mpi_take(w, from, p, bytes) : rt_remote_take(w, from, p, bytes);
+}
+
 /* ---- messages ------------------------------------------------------------- */
 
 static int peer_of(const RtRank *r, int stage)

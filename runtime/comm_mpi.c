@@ -27,7 +27,7 @@ enum {
     SHARED = 64 << 10,      // bytes from which a rank's workers share a copy or a sum
     SCRATCH = 16 << 20,     // TUNING: bytes of parts that arrive in one round; 2026-11
     BOXES = 2,              // messages a sender may be ahead of its receiver
-    TAG_TABLES = 3, TAG_EVENTS, TAG_MAIL = 8, TAG_KIND = 16, TAG_STEP = 64,
+    TAG_TABLES = 3, TAG_EVENTS, TAG_BRING, TAG_MAIL = 8, TAG_KIND = 16, TAG_STEP = 64,
 };
 
 /* Messages of one kind to one rank. */
@@ -641,6 +641,22 @@ static void mpi_close(Rt *rt)
             rt_mpi_wait(rt, NULL, i, "a message");
     if (r->post && !atomic_load(&rt->status))
         free_post(r);
+}
+
+/* ---- to rank 0 ----------------------------------------------------------- */
+
+int rt_mpi_bring(RtWorker *w, const void *p, size_t bytes)
+{
+    Rt *rt = w->rank->rt;
+    RT_TRY(rt_mpi_send(rt, p, (int64_t)bytes, 0, TAG_BRING, -1));
+    return rt_mpi_wait(rt, w->rank, -1, "what rank 0 takes");
+}
+
+int rt_mpi_take(RtWorker *w, int from, void *p, size_t bytes)
+{
+    Rt *rt = w->rank->rt;
+    RT_TRY(rt_mpi_recv(rt, p, (int64_t)bytes, from, TAG_BRING));
+    return rt_mpi_wait(rt, w->rank, -1, "what a rank brings");
 }
 
 /* ---- the trace ----------------------------------------------------------- */

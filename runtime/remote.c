@@ -485,6 +485,26 @@ bool rt_remote_stuck(const Rt *rt, double seconds)
     return m->over_since > 0 && rt_now_s() - m->over_since > seconds;
 }
 
+/* ---- to rank 0 ----------------------------------------------------------- */
+
+int rt_remote_bring(RtWorker *w, const void *p, size_t bytes)
+{
+    Rt *rt = w->rank->rt;
+    return launch_bring(rt->remote->launch, p, bytes) ? RT_OK : interrupted(rt, w->rank);
+}
+
+int rt_remote_take(RtWorker *w, int from, void *p, size_t bytes)
+{
+    Rt *rt = w->rank->rt;
+    void *all;
+    size_t n;
+    if (!launch_take(rt->remote->launch, rt->remote->process_of[from], &all, &n))
+        return interrupted(rt, w->rank);
+    memcpy(p, all, n < bytes ? n : bytes);
+    free(all);
+    return RT_OK;
+}
+
 /* ---- the trace ----------------------------------------------------------- */
 
 /* Every rank's events of the step to rank 0, on its clock. */

@@ -27,7 +27,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { DIGITS = 6 };
+enum { DIGITS = 6, VERSION = 2 };       // of checkpoints: 1 had no checksums
 static const char *const file_name[2] = { "model.safetensors", "optimizer.safetensors" };
 static const char *const optimizer_word[2] = { "adamw", "sgd" };
 
@@ -219,9 +219,9 @@ static char *state_words(const Rt *rt, int64_t step)
     const RtHeader *h = rt->head;
     enum { ROOM = 1024 };
     char *out = rt_alloc(ROOM, 1);
-    snprintf(out, ROOM, ",\"teracube\":\"1\",\"step\":\"%lld\",\"seed\":\"%llu\","
+    snprintf(out, ROOM, ",\"teracube\":\"%d\",\"step\":\"%lld\",\"seed\":\"%llu\","
              "\"sequences\":\"%lld\",\"batch\":\"%lld\",\"sequence\":\"%lld\",\"tokens\":\"%lld\","
-             "\"order\":\"%s\",\"optimizer\":\"%s\",\"precision\":\"%s\"", (long long)step,
+             "\"order\":\"%s\",\"optimizer\":\"%s\",\"precision\":\"%s\"", VERSION, (long long)step,
              (unsigned long long)h->train.seed, (long long)rt_data_position(rt, step),
              (long long)h->batch, (long long)h->sequence, (long long)rt_data_tokens(rt->data),
              rt->order && strcmp(rt->order, "shuffle") == 0 ? "shuffle" : "sequential",
@@ -415,6 +415,23 @@ static int state_number(Rt *rt, const char *key, int64_t *out)
     return RT_OK;
 }
 
+/* A version that this program reads, with the checksums that it has. */
+static int check_version(Rt *rt)
+{
+    int64_t version = 0;
+    RT_TRY(state_number(rt, "teracube", &version));
+    if (version > VERSION)
+        return rt_fail(rt, RT_USER, "%s: error: a checkpoint of version %lld, this program reads "
+                       "those up to %d [checkpoint-file]", rt->moments->file, (long long)version,
+                       VERSION);
+    const RtTensors *all[] = { rt->moments, rt->load };
+    for (int i = 0; i < 2 && version >= 2; i++)
+        if (!all[i]->has_crc)
+            return rt_fail(rt, RT_USER, "%s: error: its metadata has no `crc32c`, a checkpoint of "
+                           "version %lld has [checkpoint-file]", all[i]->file, (long long)version);
+    return RT_OK;
+}
+
 /* Does it fit this run? What may change is told. */
 static int check_state(Rt *rt)
 {
@@ -460,6 +477,7 @@ int rt_resume_open(Rt *rt)
         status = read_tensors(rt, folder, 0, &rt->load);
     free(folder);
     RT_TRY(status);
+    RT_TRY(check_version(rt));
     RT_TRY(rt_tensors_match(rt, rt->load, RT_WEIGHTS, RT_WEIGHTS, true));
     RT_TRY(rt_tensors_match(rt, rt->moments, RT_MOMENT_1, rt_last_values(rt), true));
     if (rt->steps <= rt->first_step)

@@ -166,6 +166,8 @@ typedef struct {
     int fd;                             // of this process; -1: closed
     int64_t *at, end;                   // where tensors begin, where the file ends
     atomic_llong *written;              // elements of each, by this process
+    atomic_uint *sum;                   // parts of the checksum of each, by this process
+    char *header; size_t header_bytes;  // what the file begins with
 } RtOutput;
 
 /* The folder of checkpoints: resume.c. */
@@ -475,6 +477,8 @@ int  rt_mpi_send(Rt *rt, const void *p, int64_t bytes, int peer, int tag, int bo
 int  rt_mpi_recv(Rt *rt, void *p, int64_t bytes, int peer, int tag);
 int  rt_mpi_wait(Rt *rt, RtRank *r, int box, const char *what);
 int  rt_mpi_bring_events(RtWorker *w);
+int  rt_mpi_bring(RtWorker *w, const void *p, size_t bytes);
+int  rt_mpi_take(RtWorker *w, int from, void *p, size_t bytes);
 
 /* ---- remote.c ------------------------------------------------------------ */
 
@@ -486,6 +490,8 @@ void rt_remote_watch(Rt *rt);
 bool rt_remote_stuck(const Rt *rt, double seconds);     // too long over to wait for threads
 void rt_remote_leave(Rt *rt);
 int  rt_remote_bring_events(RtWorker *w);
+int  rt_remote_bring(RtWorker *w, const void *p, size_t bytes);
+int  rt_remote_take(RtWorker *w, int from, void *p, size_t bytes);
 const char *rt_remote_host(const Rt *rt, int i);
 bool rt_remote_together(const Rt *rt, int a, int b);    // two ranks on one machine
 const char *rt_remote_host_of(const Rt *rt, int rank, int *local);     // its rank there
@@ -494,6 +500,9 @@ const char *rt_remote_host_of(const Rt *rt, int rank, int *local);     // its ra
 
 static inline bool rt_processes(const Rt *rt) { return rt->mpi || rt->remote; }
 int  rt_processes_agree(Rt *rt, RtRank *r);     // r: NULL before the ranks live
+/* Worker 0 of each rank but 0 brings bytes, worker 0 of rank 0 takes them from one after another. */
+int  rt_bring(RtWorker *w, const void *p, size_t bytes);
+int  rt_take(RtWorker *w, int from, void *p, size_t bytes);
 
 /* ---- exec.c -------------------------------------------------------------- */
 
@@ -560,6 +569,7 @@ typedef struct {
     RtDtype dtype; char dtype_word[8];
     int ndim; int64_t shape[8];
     int64_t begin, end;                 // bytes in the file
+    uint32_t crc;                       // as it was written, where the file has checksums
 } RtTensor;
 struct RtTensors {
     char *file;
@@ -568,6 +578,8 @@ struct RtTensors {
     char **word; int nwords;            // metadata: key, value, key, ..
     RtValues first, last;
     RtTensor **of;                      // by value and parameter
+    bool has_crc;
+    atomic_uint *sum;                   // as `of`: parts of the checksums of what was read here
 };
 
 int    rt_tensors_read(Rt *rt, const char *file, RtTensors *out);  // header only
@@ -580,6 +592,23 @@ char  *rt_tensors_header(const Rt *rt, RtOutput *o, size_t *bytes);
 /* Reads or writes all of n bytes; 0, or -1 with errno (0: the file ends). */
 int    rt_read_at(int fd, void *p, size_t n, int64_t at);
 int    rt_write_at(int fd, const void *p, size_t n, int64_t at);
+
+/* ---- checksum.c ---------------------------------------------------------- */
+
+/* CRC-32C without its inversions: of what `crc` is of and n bytes more; n zero bytes more. */
+uint32_t rt_crc(uint32_t crc, const void *p, size_t n);
+uint32_t rt_crc_behind(uint32_t crc, uint64_t n);
+uint32_t rt_crc_table(uint32_t crc, const void *p, size_t n);   // rt_crc by a table, for tests
+/* The checksum of n bytes: `sum`, exclusive or, of rt_crc(0, part) with what follows as zeros. */
+uint32_t rt_crc_end(uint32_t sum, uint64_t n);
+int  rt_crc_gather(RtWorker *w, atomic_uint *sum, int n);   // on rank 0 those of all processes
+void rt_crc_room(FILE *f, int ntensors);    // the metadata's "crc32c":"..", zeros yet
+/* Into a header's text, all tensors being written; n: its bytes, `bytes`: the tensors'. */
+void rt_crc_fill(char *text, size_t n, const atomic_uint *sum, const int64_t *bytes,
+                 int ntensors);
+int  rt_crc_check_header(Rt *rt, const char *file, char *text, size_t n);
+int  rt_crc_read(Rt *rt, RtTensors *t);     // what the metadata have
+int  rt_crc_judge(RtWorker *w, RtTensors *t);   // all tensors having been read
 
 /* ---- checkpoint.c -------------------------------------------------------- */
 

@@ -398,10 +398,13 @@ int rt_tensors_read(Rt *rt, const char *file, RtTensors *out)
                          file, strerror(errno));
     else {
         Json j = { rt, file, text, text, text + n };
-        status = header(&j, out);
+        status = rt_crc_check_header(rt, file, text, (size_t)n);
+        status = status ? status : header(&j, out);
     }
     free(text);
-    return status ? status : check_places(rt, out, 8 + (int64_t)n, st.st_size);
+    RT_TRY(status);
+    RT_TRY(check_places(rt, out, 8 + (int64_t)n, st.st_size));
+    return rt_crc_read(rt, out);
 }
 
 /* The metadata's value of `key`, or NULL. */
@@ -422,6 +425,7 @@ void rt_tensors_free(RtTensors *t)
     free(t->word);
     free(t->tensor);
     free(t->of);
+    free(t->sum);
     free(t->file);
     if (t->fd >= 0)
         close(t->fd);
@@ -442,7 +446,7 @@ int rt_param_shape(const RtParam *p, int64_t shape[2])
 
 /*
  * The first bytes of a file with the values o->first .. o->last of all parameters in
- * program order, length included. o->at: where each begins in the file; o->end: its end.
+ * program order, length included; a zero behind them. o->at: where each begins in the file; o->end: its end.
  */
 char *rt_tensors_header(const Rt *rt, RtOutput *o, size_t *bytes)
 {
@@ -453,7 +457,9 @@ char *rt_tensors_header(const Rt *rt, RtOutput *o, size_t *bytes)
     FILE *f = open_memstream(&text, &n);
     if (!f)
         return NULL;
-    fprintf(f, "{\"__metadata__\":{\"format\":\"pt\"%s}", o->metadata ? o->metadata : "");
+    fprintf(f, "{\"__metadata__\":{\"format\":\"pt\"%s,", o->metadata ? o->metadata : "");
+    rt_crc_room(f, all);
+    fputc('}', f);
     int64_t begin = 0;
     for (int i = 0; i < all; i++) {
         const RtParam *q = &p->params[i % nparams];
@@ -476,7 +482,7 @@ char *rt_tensors_header(const Rt *rt, RtOutput *o, size_t *bytes)
         return NULL;
     }
     size_t padded = (n + 7) / 8 * 8;
-    char *out = rt_alloc(8 + padded, 1);
+    char *out = rt_alloc(8 + padded + 1, 1);
     for (int i = 0; i < 8; i++)
         out[i] = (char)(padded >> 8 * i & 255);
     memcpy(out + 8, text, n);

@@ -59,6 +59,9 @@ once 4 'could not write the weights' sh m 8 ./cube --save no/w
 once 2 'rank 0 --save no; all ranks are started with the same options' \
     sh m 8 sh -c 'exec ./cube -q $([ $OMPI_COMM_WORLD_RANK != 5 ] || echo --save only5)'
 none only5
+b=$(od -An -tu1 -j 9000 -N 1 first)
+cp first bad; printf "\\$(printf %03o $((b ^ 16)))" | dd of=bad bs=1 seek=9000 conv=notrunc 2> err
+once 1 ' is damaged: the checksum of its bytes is ' sh m 8 ./cube --load bad
 once 1 'the loss of step 2 is not finite' \
     sh m 8 ./cube --steps 3 --set train.lr=1e30 --set train.clip=no
 once 4 "is not Open MPI's library" env RT_MPI=libm.so.6 sh m 2 ./cube

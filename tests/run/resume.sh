@@ -70,9 +70,34 @@ for f in model optimizer; do
     head -c $((size - 9)) ck1/step-000010/$f.safetensors > bad.ck/$f.safetensors
     refuse "bad.ck/$f.safetensors: error: the file is cut off: tensor" --resume bad.ck
 done
-damage; sed -i 's/adam.v.h.1.g.weight/adam.v.h.1.G.weight/' bad.ck/optimizer.safetensors
+# A bit is another one: in the header, in a tensor, in the last byte of all.
+flip() { # FILE BYTE
+    b=$(od -An -tu1 -j "$2" -N 1 "$1")
+    printf "\\$(printf %03o $((b ^ 16)))" | dd of="$1" bs=1 seek="$2" conv=notrunc 2> err
+}
+for f in model optimizer; do
+    file=bad.ck/$f.safetensors
+    damage; flip $file 35
+    refuse "$file: error: the header is damaged: its checksum is " --resume bad.ck
+    damage; flip $file $(($(wc -c < $file) / 2))
+    refuse "$file: error: tensor |is damaged: the checksum of its bytes is " --resume bad.ck
+    damage; flip $file $(($(wc -c < $file) - 1))
+    for on in 'plan.data=1' "$S" 'plan.cube=[2,2,2] --set plan.data=2 --set plan.zero=3'; do
+        refuse "$file: error: tensor |f.weight is damaged: |may name an older one" \
+            --set $on --resume bad.ck
+    done
+done
+# Checkpoints of version 1 had no checksums, later ones have them.
+old() { sed -i 's/"crc32c"/"crc32x"/; s/"teracube":"2"/"teracube":"1"/' bad.ck/*.safetensors; }
+damage; sed -i 's/"crc32c"/"crc32x"/' bad.ck/model.safetensors
+refuse 'model.safetensors: error: its metadata has no `crc32c`' --resume bad.ck
+damage; old; rest --resume bad.ck
+near 'version 1' 1e-10 rest.last last
+sed -i 's/"teracube":"1"/"teracube":"9"/' bad.ck/optimizer.safetensors
+refuse 'a checkpoint of version 9' --resume bad.ck
+damage; old; sed -i 's/adam.v.h.1.g.weight/adam.v.h.1.G.weight/' bad.ck/optimizer.safetensors
 refuse 'optimizer.safetensors: error: tensor adam.v.h.1.g.weight [48, 24] is missing' \
     --resume bad.ck
-damage; sed -i 's/"step":"10"/"stop":"10"/' bad.ck/optimizer.safetensors
+damage; old; sed -i 's/"step":"10"/"stop":"10"/' bad.ck/optimizer.safetensors
 refuse 'its metadata has no `step`' --resume bad.ck
 summary

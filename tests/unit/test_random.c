@@ -1,8 +1,8 @@
 /*
  * test_random.c - random numbers: the generator's known answers, and initial
- * weights: the same bits on every machine and in every range, and normal.
+ * weights: the same bits on every machine and in every range, and normal. Checksums too.
  */
-#include "random.h"
+#include "rt_impl.h"
 
 #include <criterion/criterion.h>
 
@@ -186,4 +186,42 @@ Test(random, streams_are_apart)
     cr_expect_neq(x, rt_init_value(RT_INIT_NORMAL, 1, 1 + ((uint64_t)1 << 32), a, 0));
     cr_expect_neq(x, rt_init_value(RT_INIT_NORMAL, 1, 1, a, (uint64_t)1 << 34));
     cr_expect_eq(rt_init_value(RT_INIT_CONSTANT, 5, 1, a, 7), 5);
+}
+
+/* The answers of RFC 3720, B.4, by instruction and by table. */
+Test(random, crc_answers_as_the_rfc)
+{
+    unsigned char zero[32] = { 0 }, ones[32], up[32];
+    for (int i = 0; i < 32; i++) {
+        ones[i] = 255;
+        up[i] = (unsigned char)i;
+    }
+    const struct { const void *p; size_t n; uint32_t want; } cases[] = {
+        { zero, 32, 0x8a9136aa }, { ones, 32, 0x62a8ab43 }, { up, 32, 0x46dd794e },
+        { "123456789", 9, 0xe3069283 },
+    };
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(~rt_crc(~0u, cases[i].p, cases[i].n), cases[i].want);
+        cr_assert_eq(~rt_crc_table(~0u, cases[i].p, cases[i].n), cases[i].want);
+        cr_assert_eq(rt_crc_end(rt_crc(0, cases[i].p, cases[i].n), cases[i].n), cases[i].want);
+    }
+}
+
+/* Parts of a message in any order, cut anywhere, make its checksum. */
+Test(random, crc_of_parts)
+{
+    enum { N = 5000 };
+    static unsigned char text[N];
+    uint32_t r = 1, whole, sum;
+    for (int i = 0; i < N; i++)
+        text[i] = (unsigned char)((r = r * 1664525 + 1013904223) >> 24);
+    whole = ~rt_crc(~0u, text, N);
+    for (int cut = 1; cut < N; cut += cut / 3 + 1) {
+        sum = rt_crc(0, text + cut, (size_t)(N - cut));
+        sum ^= rt_crc_behind(rt_crc(0, text, (size_t)cut), (uint64_t)(N - cut));
+        cr_assert_eq(rt_crc_end(sum, N), whole, "cut at %d", cut);
+    }
+    // n zeros, then m more, are n + m, also where they are many
+    uint64_t n = 123456789012345, m = 987654321098765;
+    cr_assert_eq(rt_crc_behind(rt_crc_behind(77, n), m), rt_crc_behind(77, n + m));
 }
