@@ -184,9 +184,12 @@ int rt_checkpoint_open(Rt *rt)
     k->lock = open(k->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (k->lock < 0 || access(k->dir, W_OK))
         return broken(rt, k->dir, "write checkpoints there");
-    if (flock(k->lock, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
+    if (flock(k->lock, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) {
+        close(k->lock);
+        k->lock = -1;                   // what is begun there is the other run's
         return rt_fail(rt, RT_WORLD, "%s: error: another run writes its checkpoints there",
                        k->dir);
+    }
     k->n = read_latest(k->dir, k->name);
     if (k->n < 0)
         return rt_fail(rt, RT_USER, "%s/latest: error: it does not name checkpoints "
@@ -202,10 +205,9 @@ void rt_checkpoint_close(Rt *rt)
     RtKeep *k = &rt->keep;
     for (int i = 0; i < 2 && k->on; i++)
         rt_output_forget(rt, &k->file[i]);
-    if (k->on && rt->first == 0) {
+    if (k->on && k->lock >= 0) {
         clean(rt, false);
-        if (k->lock >= 0)
-            close(k->lock);             // and the lock with it
+        close(k->lock);                 // and the lock with it
     }
     free(k->dir);
     *k = (RtKeep){ .on = false };

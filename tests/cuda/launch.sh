@@ -224,7 +224,7 @@ for option in steps=3 train.lr=0.5 train.seed=7 train.data=short.txt; do
     case $option in data=*) option='tokens of data=' ;; esac
     tells '2 2 2 2' "rank 2 has ${option%%=*} .*, rank 0 .*; all ranks are started with the same"
 done
-b=$(od -An -tu1 -j 9000 -N 1 w.torchrun); cp w.torchrun bad.w
+other=''; b=$(od -An -tu1 -j 9000 -N 1 w.torchrun); cp w.torchrun bad.w
 printf "\\$(printf %03o $((b ^ 16)))" | dd of=bad.w bs=1 seek=9000 conv=notrunc 2> err
 start torchrun "$all" -q --load bad.w
 tells '1 1 1 1' 'tensor .* is damaged: the checksum of its bytes is '
