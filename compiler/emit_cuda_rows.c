@@ -483,6 +483,15 @@ static bool in_tiles(const Rows *r)
 /* Arrays in registers have constant indices: their loops are unrolled. */
 static bool names_array(const char *s) { return strstr(s, "[e + j]") || strstr(s, " + e"); }
 
+/* Does phase p read vectors, for the first time, that registers have no room for? */
+static bool reads_vectors(const Rows *r, int p)
+{
+    for (int i = 0; i < r->p->nnodes; i++)
+        if (r->p->node[i].kind == R_LOADVEC && r->h->place[i] == IN_MEMORY && r->h->seen[i] == p)
+            return true;
+    return false;
+}
+
 static void column_loop(Rows *r, int p)
 {
     int each = in_tiles(r) ? r->h->tile : r->E, chunks = each / r->h->vec;
@@ -491,11 +500,12 @@ static void column_loop(Rows *r, int p)
     r->out = &body;
     chunk_body(r, p);
     r->out = out;
-    bool unrolled = chunks <= UNROLL || names_array(body.at), again = p > 0 && unrolled;
+    bool unrolled = chunks <= UNROLL || names_array(body.at);
+    bool again = unrolled && (p > 0 || reads_vectors(r, p));
     bool column = !whole || names_column(body.at);
-    // What an earlier phase has read must not be kept by the compiler instead.
+    // What an earlier phase, or row, has read must not be kept by the compiler instead.
     if (again && column)
-        put(r, "        const int lane%d = opaque(lane);\n", p);
+        put(r, "        const int lane%d = %s(lane);\n", p, p ? "opaque" : "next_row");
     put(r, unrolled ? "#pragma unroll\n" : "#pragma unroll %d\n", UNROLL);
     put(r, "        for (int e = 0; e < %d; e += V) {\n", each);
     if (column)

@@ -241,6 +241,19 @@ __device__ __forceinline__ int opaque(int x)
     return x;
 }
 
+/* The same for what all rows read, in front of a row's first phase. ptxas for sm_100 keeps it,
+ * widened, and spills other numbers for that; for sm_80 and sm_90 it does not, and spills if told
+ * to read again (ptxas 13.0). */
+__device__ __forceinline__ int next_row(int x)
+{
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 1000
+    __syncwarp();           // what follows stays behind the row's own numbers
+    return opaque(x);
+#else
+    return x;
+#endif
+}
+
 /* Numbers that were read as bf16, two a register: the same bits. V is even. */
 template <int V> __device__ __forceinline__ void pack_pairs(const float *from, unsigned *to)
 {
