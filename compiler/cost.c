@@ -9,7 +9,7 @@
  *
  * Known lies: kernels never overlap each other; row operators move each stored operand
  * once; conversions between the layouts A and B outside of linears are not priced, nor
- * what sharing one reduce-scatter saves.
+ * what sharing one reduce-scatter saves, nor what collectives take from kernels beside them.
  *
  * Products of blocks (summa(q)) are q products and q calls, one behind the other.
  *
@@ -31,11 +31,35 @@ static double over_data(const Cost *c, RingKind ring, double calls, double bytes
                                          bytes * (d - 1) / d);
 }
 
-double cost_sync(const Cost *c, double parameters)
+/* Elements whose gradients come with the end of the last pass: the embedding's, and of what first
+ * and last stage share. */
+static double late_parameters(const Cost *c, int stage)
 {
-    double bytes = parameters * c->gradient;
-    return c->is.zero >= 2 ? 0 : c->is.zero == 1 ? over_data(c, RING_SUM, 1, bytes)
-                                                 : over_data(c, RING_ALL, 1, 2 * bytes);
+    return stage == 0 ? c->head == NONE ? 0 : c->classes.at[c->head].parameters
+         : stage == c->mesh.size[MESH_STAGE] - 1 ? c->tied : 0;
+}
+
+/*
+ * A network that works beside its kernels sums in pieces (streams.c), each as soon as it is
+ * there: the pass hides what it can but for the last piece and what comes late.
+ */
+double cost_sync(const Cost *c, int stage, double parameters, double under)
+{
+    double bytes = parameters * c->gradient, d = c->is.data, n = 1;
+    if (c->is.zero >= 2 || d == 1 || parameters <= 0)
+        return 0;
+    if (overlaps(c)) {
+        n = ceil(bytes / GRAD_PIECE_BYTES);
+        n = n < GRAD_PIECES ? n : GRAD_PIECES;
+        n = c->is.zero == 1 ? d * ceil(n / d) : n;      // none goes to two replicas
+    }
+    double sum = c->is.zero == 1 ? over_data(c, RING_SUM, n, bytes)
+                                 : over_data(c, RING_ALL, n, 2 * bytes);
+    if (n == 1)
+        return sum;
+    double late = late_parameters(c, stage) / parameters;
+    double left = sum - under * (1 - 1 / n), end = sum * (late + (1 - late) / n);
+    return left > end ? left : end;
 }
 
 void cost_data(const Cost *c, double parameters, double units, const double *compute,

@@ -16,8 +16,9 @@
  * longer than the stage works on them, it waits once for each such round.
  *
  * A stage ends its last backward before stage 0 does, by what the gradient has to go
- * down from it; meanwhile it sums its gradients over data. The step ends with the stage whose
- * update ends last; `part` is that stage's time, and what it waits for is the bubble.
+ * down from it; meanwhile it sums what that pass did not hide of its gradients over data. The
+ * step ends with the stage whose update ends last; `part` is that stage's time, and what it
+ * waits for is the bubble.
  *
  * Sections that have the same turns are priced once, classes of turns once for each length
  * of a slice. Nothing is allocated once a cube has been seen.
@@ -90,6 +91,7 @@ typedef struct {
     Held held;
     double F, G, f, g;          // seconds of a microbatch, all slices; of the longest unit
     double once;                // gathering what is kept gathered for all passes
+    double under;               // compute of the last pass
     double parameters, units, kernels[2];
     double more[3];             // by recompute: kernels that start again
 } Kind;
@@ -657,6 +659,8 @@ static void price_unit(const Estimator *e, const Point *p, const Cost *c, const 
     k->G += g;
     k->f = larger(k->f, f);
     k->g = larger(k->g, g);
+    if (context == 0)               // the first slice goes back last
+        k->under = compute[1];
 }
 
 /* Whatever the schedule. Where slices are cut, nothing is found again. */
@@ -691,7 +695,7 @@ static void price_kinds(Estimator *e, const Point *p, Cube *c, int keep)
 
 static void fill_lane(const Estimator *e, const Point *p, const Cube *c, Lane *a)
 {
-    double params = 0, units = 0;
+    double params = 0, units = 0, under = 0;
     a->F = a->G = a->f = a->g = a->once = a->tied = 0;
     for (int i = 0; i < a->nkinds; i++) {
         const Kind *k = &e->kind[a->of[i].kind];
@@ -701,6 +705,7 @@ static void fill_lane(const Estimator *e, const Point *p, const Cube *c, Lane *a
         a->f = larger(a->f, k->f);
         a->g = larger(a->g, k->g);
         a->once += n * k->once;
+        under += n * k->under;
         params += n * k->parameters;
         units += n * k->units;
     }
@@ -708,7 +713,7 @@ static void fill_lane(const Estimator *e, const Point *p, const Cube *c, Lane *a
     bool ends = a->first == 0 || a->first == p->stages - 1;
     if (p->stages > 1 && c->cost.tied > 0 && ends)
         a->tied = c->tie;
-    a->sync = cost_sync(&c->cost, params);
+    a->sync = cost_sync(&c->cost, a->first, params, under);
     a->update = cost_update(&c->cost, params, units, &a->gather);
 }
 

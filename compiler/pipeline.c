@@ -458,6 +458,15 @@ static void time_passes(Pipeline *q, Timing *t)
     t->unit_bytes = unit, t->kv_bytes = kv;
 }
 
+/* Compute of the passes that end the chunks of a stage: back through the first slice. */
+static double last_passes(const Pipeline *q, int r)
+{
+    double sum = 0;
+    for (int c = 0; c < q->v; c++)
+        sum += q->timing.backward[(c * q->P + r) * q->schedule.k].compute;
+    return sum;
+}
+
 /* What is gathered once, before the first pass. */
 static double begin_seconds(const Pipeline *q, int r)
 {
@@ -485,12 +494,6 @@ static void run_schedule(Pipeline *q, const Feed *f, bool keep_spans)
     c->keep_weights = closed->keep == KEEP_BOTH || closed->keep == KEEP_WEIGHTS;
     double *sync = NEWN(double, q->P), *update = NEWN(double, q->P), *gather = NEWN(double, q->P);
     double *begin = NEWN(double, q->P);
-    for (int r = 0; r < q->P; r++) {
-        double w = stage_parameters(q, r), units = stage_sum(q, r, offsetof(Stretch, units));
-        begin[r] = begin_seconds(q, r);
-        sync[r] = cost_sync(c, w);
-        update[r] = cost_update(c, w, units, &gather[r]);
-    }
     double tied = q->P > 1 ? price_transfer(&c->prices, &c->mesh, q->P - 1, true,
                                             c->tied * c->gradient) : 0;
     q->timing = (Timing){ .schedule = &q->schedule, .begin = begin, .sync = sync,
@@ -498,6 +501,12 @@ static void run_schedule(Pipeline *q, const Feed *f, bool keep_spans)
         .blocking = q->blocking, .barrier = p->config->train.clip.v > 0,
         .cores = c->prices.cores, .threads = plan_ranks(p) / q->P * c->prices.workers };
     time_passes(q, &q->timing);
+    for (int r = 0; r < q->P; r++) {
+        double w = stage_parameters(q, r), units = stage_sum(q, r, offsetof(Stretch, units));
+        begin[r] = begin_seconds(q, r);
+        sync[r] = cost_sync(c, r, w, last_passes(q, r));
+        update[r] = cost_update(c, w, units, &gather[r]);
+    }
     q->sim = simulate_run(&q->timing, keep_spans);
     if (q->blocking) {
         double longer = q->sim.step_s / closed->step_s;

@@ -415,6 +415,12 @@ typedef struct {
     bool summa;                             // partition = summa(q): columns have no copies
 } MeshSizes;
 
+/*
+ * TUNING: pieces of the sum of gradients over data, and the least bytes of one. The last is not
+ * hidden by anything; each costs a collective's latency.
+ */
+enum { GRAD_PIECES = 16, GRAD_PIECE_BYTES = 1 << 20 };
+
 /* n elements from `at` on of the flat gradient, and who gets their sum: a replica, or NONE: all. */
 typedef struct {
     int64_t at, n; int owner;

@@ -140,10 +140,11 @@ PassCost    cost_context(const Cost *c, int class, double b, double l, double co
 double      cost_once(const Cost *c, int class);
 /* One term of it; attention: all of it, not what context adds. */
 double      cost_term(const Cost *c, const Term *u, double b, double l, double context);
-/* Of a stage's parameters, in so many units: gradients over data behind the last pass; what
- * a pass does over data and its compute does not hide (zero 2 and 3), forward and backward; the
- * optimizer, and parameters over data behind it. */
-double  cost_sync(const Cost *c, double parameters);
+/* Of a stage's parameters, in so many units: gradients over data behind the last pass (zero 0 and
+ * 1), of whose seconds of compute `under` hide them on GPUs; what a pass does over data and its
+ * compute does not hide (zero 2 and 3), forward and backward; the optimizer, and parameters over
+ * data behind it. */
+double  cost_sync(const Cost *c, int stage, double parameters, double under);
 void    cost_data(const Cost *c, double parameters, double units, const double *compute,
                   double *data);
 double  cost_update(const Cost *c, double parameters, double units, double *gather_s);

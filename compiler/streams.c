@@ -305,12 +305,6 @@ static bool is_transfer(const Plan *p, const Call *c)
     return f->end > f->first && p->insts.at[f->first].stream == STREAM_STAGES;
 }
 
-/*
- * TUNING: pieces of the sum of gradients over data, and the least bytes of one. The last is not
- * hidden by anything; each costs a collective's latency.
- */
-enum { PIECES = 16, PIECE_BYTES = 1 << 20 };
-
 /* The sum's instruction and the function that it runs under, or NONE. */
 static void find_pieced(Plan *p)
 {
@@ -350,9 +344,9 @@ static void cut_gradient(Plan *p)
     const Inst *n = &p->insts.at[p->pieced];
     const Value *v = &p->values.at[n->in[0]];
     int64_t size = dtype_bytes(p, p->buffers.at[v->buffer].dtype);
-    int64_t most = (v->cols + PIECES - 1) / PIECES, end = v->cols;
+    int64_t most = (v->cols + GRAD_PIECES - 1) / GRAD_PIECES, end = v->cols;
     int64_t part = n->coll == COLL_REDUCE_SCATTER ? v->cols / p->is.data : v->cols;
-    most = most * size < PIECE_BYTES ? PIECE_BYTES / size : most;
+    most = most * size < GRAD_PIECE_BYTES ? GRAD_PIECE_BYTES / size : most;
     while (end > 0) {
         int64_t owner = (end - 1) / part, at = owner * part;
         at = end - most > at ? end - most : at;

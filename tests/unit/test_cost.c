@@ -184,6 +184,39 @@ Test(cost, trees_over_nodes)
     cr_assert_float_eq(g.rate, 8 * 25e9 * w.reach.port, 1);
 }
 
+/* In pieces under the last backward pass: what it is too short for, the last piece, and what comes
+ * with its end are waited for. */
+Test(cost, gradients_hide)
+{
+    const char *const sets[] = { "plan.pipeline=4", "plan.data=6", NULL };
+    Cost *c = cost_new(plan_of(sets), false);
+    const Group *g = &c->groups[AX_DATA];
+    double params = 40e6, bytes = 2 * params * c->gradient * 5 / 6;
+    double all = price_collective(&c->prices, g, RING_ALL, 16, bytes);
+    cr_assert_eq(c->is.zero, 0);
+    cr_assert_float_eq(cost_sync(c, 1, params, 0), all, 1e-12);
+    cr_assert_float_eq(cost_sync(c, 1, params, all / 2), all - all / 2 * 15 / 16, 1e-12);
+    cr_assert_float_eq(cost_sync(c, 1, params, 2 * all), all / 16, 1e-12);
+    double table = c->classes.at[c->head].parameters / params, tied = c->tied / params;
+    cr_assert(table > 0.1 && tied > 0.1 && tied <= table);
+    cr_assert_float_eq(cost_sync(c, 0, params, 2 * all), all * (table + (1 - table) / 16), 1e-12);
+    cr_assert_float_eq(cost_sync(c, 3, params, 2 * all), all * (tied + (1 - tied) / 16), 1e-12);
+    // a small sum is one piece
+    cr_assert_float_eq(cost_sync(c, 1, params / 1e4, 1),
+                       price_collective(&c->prices, g, RING_ALL, 1, bytes / 1e4), 1e-12);
+    // each to one replica: three of each of six
+    c->is.zero = 1;
+    cr_assert_float_eq(cost_sync(c, 1, params, 0),
+                       price_collective(&c->prices, g, RING_SUM, 18, bytes / 2), 1e-12);
+    c->is.zero = 2;
+    cr_assert_eq(cost_sync(c, 1, params, 0), 0);
+    // cores do one after the other
+    c->is.zero = 0;
+    c->prices.cores = 4;
+    cr_assert_float_eq(cost_sync(c, 1, params, 2 * all),
+                       price_collective(&c->prices, g, RING_ALL, 1, bytes), 1e-12);
+}
+
 /* Longer slices and longer contexts never cost less; the pieces of one cost more. */
 Test(cost, time_grows)
 {

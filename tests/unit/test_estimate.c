@@ -147,6 +147,35 @@ Test(estimate, near_the_simulation)
     }
 }
 
+/* What of the sum over data the last pass hides is the same in both. */
+Test(estimate, gradients_hide_as_in_the_simulation)
+{
+    static const char *const layout[][4] = {
+        { "plan.pipeline=1", "plan.data=24", "plan.microbatch=1" },
+        { "plan.pipeline=1", "plan.data=24", "plan.zero=1", "plan.slices=uniform(2)" },
+        { "plan.pipeline=3", "plan.data=8", "plan.chunks=2", "plan.microbatch=1" },
+    };
+    for (int i = 0; i < 3; i++) {
+        const char *sets[7] = { "train.batch=96", "cluster.network=400 Gbit/s, 5 us" };
+        for (int k = 0; k < 4; k++)
+            sets[k + 2] = layout[i][k];
+        Pipeline *q = pipeline_plan(plan_of("examples/terapipe/gpt3-1b-2.tcube", sets), false,
+                                    false, true);
+        cr_assert_not_null(q);
+        int last = q->closed->last;
+        double data = q->closed->part[PART_DATA], params = 0;
+        for (int c = 0; c < q->v; c++)
+            params += q->section[c * q->P + last].parameters;
+        params -= q->P == 1 ? q->cost->tied : 0;
+        cr_assert_float_eq(data, q->sim.part[PART_DATA], 1e-9 * data, "layout %d: %g, simulated %g",
+                           i, data, q->sim.part[PART_DATA]);
+        cr_assert(data > 0 && (i == 1 || data < 0.8 * cost_sync(q->cost, last, params, 0)),
+                  "layout %d: %g of %g", i, data, cost_sync(q->cost, last, params, 0));
+        if (q->P == 1)
+            cr_assert_float_eq(q->closed->step_s, q->sim.step_s, 1e-9 * q->sim.step_s);
+    }
+}
+
 /* Few microbatches in chunks over slow links: each chunk waits for the way through all stages. */
 Test(estimate, chunks_wait_for_their_turn)
 {
