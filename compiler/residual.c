@@ -96,7 +96,7 @@ static bool dims_of(const Plan *p, Dims *d)
     return times == 2 || times == 3;
 }
 
-/* As those runs, in the plan's precision: DeepSpeed adds up and reduces gradients of bf16 in fp32. */
+/* In the plan's precision: DeepSpeed adds up and reduces gradients of bf16 in fp32. */
 static const Manner *program_of(const Plan *p, const Residual *r)
 {
     return r->how == &deepspeed && p->is.precision == PREC_BF16 ? &deepspeed_bf16 : r->how;
