@@ -598,12 +598,21 @@ static void look_at_zeros(Search *q, Cell *c, Point p, double floor, double work
             break;                      // has the lists of 1: see try_lists
         price(q, &p, &whole);
         slice_bound(q->view, &p, &whole.is, workspace, &one.seconds, &one.bytes);
-        one.seconds = one.seconds > floor ? one.seconds : floor;
+        one.seconds = larger(one.seconds + slice_after(q->view, &p), floor);
         if (one.bytes > (double)q->p->is.room_bytes)
             break;
         if (is_wanted(q, NULL, one.seconds, one.bytes))
             add_sliced(q, one);
     }
+}
+
+/* The least of all zeros. */
+static double least_after(Search *q, Point p)
+{
+    double least = INFINITY;
+    for (p.zero = most_zero(q, &p); p.zero >= least_zero(q); p.zero--)
+        least = less(least, slice_after(q->view, &p));
+    return least;
 }
 
 /* With what is kept gathered: the more, the less time and room. What shrinks with the slices is the
@@ -620,7 +629,7 @@ static void look_at_keeps(Search *q, Cell *c, Point p)
         p.keep = n == 1 ? KEEP_CHOSEN : keeps[k];
         p.zero = least_zero(q);
         slice_bound(q->view, &p, &least.is, workspace, &seconds, &bytes);
-        seconds = larger(seconds, c->bound.seconds);
+        seconds = larger(seconds + least_after(q, p), c->bound.seconds);
         if (bytes > (double)q->p->is.room_bytes)
             return;
         if (is_wanted(q, NULL, seconds, bytes))
@@ -636,7 +645,7 @@ static bool slices_wanted(Search *q, const Cell *c, Point p)
     p.keep = q->s->keep.v ? KEEP_CHOSEN : KEEP_BOTH;
     p.zero = least_zero(q);
     slice_bound(q->view, &p, &room, 0, &seconds, &bytes);
-    return is_wanted(q, NULL, larger(seconds, c->bound.seconds), 0);
+    return is_wanted(q, NULL, larger(seconds + least_after(q, p), c->bound.seconds), 0);
 }
 
 static void look_at_slices(Search *q, Cell *c, Point p)

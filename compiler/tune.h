@@ -92,6 +92,8 @@ SliceView *slice_view(Tune *t);
  * many bytes of a workspace that shrinks with its slices. Bytes beyond the room: none fits. */
 void   slice_bound(SliceView *v, const Point *p, const Estimate *whole, double workspace,
                    double *seconds, double *bytes);
+/* What every list of a point takes besides, behind the last pass. */
+double slice_after(SliceView *v, const Point *p);
 /* Of a point, whose own slices are not looked at; lists that take longer may be left out. */
 void   slice_lists(SliceView *v, const Point *p, double limit_s, SliceLists *out);
 
