@@ -808,18 +808,29 @@ static double chunk_waits(const Estimator *e, const Point *p)
                                  larger(0, ring[1] - spare * e->lane[0].G));
 }
 
-/* Seconds from the first pass until stage 0 has done the last; *moved: of them, for transfers. */
-static double work_of(const Estimator *e, const Point *p, double *moved)
+/* Seconds of a unit on all stages but the slowest; least: but those where it takes longest. */
+static double fill_of(const Estimator *e, const Point *p, const Slowest *s, bool least)
 {
-    double fill = 0;
     bool gpipe = p->schedule == SCHEDULE_GPIPE;
+    double fill = 0, f = 0, g = 0, both = 0;
+    for (const Lane *a = e->lane; a < e->lane + e->nlanes; a++) {
+        fill += a->n * (a->f + a->g);
+        f = larger(f, a->f);
+        g = larger(g, a->g);
+        both = larger(both, a->f + a->g);
+    }
+    if (least)
+        return fill - (gpipe ? f + g : both);
+    return fill - (gpipe ? s->forward->f + s->backward->g : s->all->f + s->all->g);
+}
+
+/* Seconds from the first pass until stage 0 has done the last; *moved: of them, for transfers. */
+static double work_of(const Estimator *e, const Point *p, bool least, double *moved)
+{
     Slowest s = find_slowest(e);
-    for (const Lane *a = e->lane; a < e->lane + e->nlanes; a++)
-        fill += (a->n - (a == (gpipe ? s.forward : s.all))) * a->f +
-                (a->n - (a == (gpipe ? s.backward : s.all))) * a->g;
     *moved = e->way.all[0] + e->way.all[1];
     *moved += round_trips(e, p, *moved) + (p->chunks > 1 ? chunk_waits(e, p) : 0);
-    return busy_of(e, p, &s) + fill + *moved;
+    return busy_of(e, p, &s) + fill_of(e, p, &s, least) + *moved;
 }
 
 /* When the updates may begin, and the stages whose own end last: of those that are alike, the
@@ -861,7 +872,7 @@ static double share_cores(const Estimator *e, const Point *p, const Cube *c, dou
  * work was transfers. */
 typedef struct { double seconds; const Lane *last; double slower, moved; } Timed;
 
-static Timed time_step(Estimator *e, const Point *p, Cube *c, int keep)
+static Timed time_step(Estimator *e, const Point *p, Cube *c, int keep, bool least)
 {
     Timed t;
     keep_these(&c->cost, keep);
@@ -869,7 +880,7 @@ static Timed time_step(Estimator *e, const Point *p, Cube *c, int keep)
     find_way(e, p, c);
     for (int i = 0; i < e->nlanes; i++)
         fill_lane(e, p, c, &e->lane[i]);
-    double alone = work_of(e, p, &t.moved), work = share_cores(e, p, c, alone);
+    double alone = work_of(e, p, least, &t.moved), work = share_cores(e, p, c, alone);
     t.slower = work / alone;
     t.seconds = e->lane[0].once + ready_of(e, work, &t.last) + t.last->update + t.last->gather;
     return t;
@@ -1137,7 +1148,7 @@ static Timed estimate_open(Estimator *e, const Point *p, Cube *c, Estimate *out)
 {
     *out = (Estimate){ .room_bytes = (double)e->of->is.room_bytes };
     out->keep = choose_keep(e, p, c, out);
-    Timed t = time_step(e, p, c, out->keep);
+    Timed t = time_step(e, p, c, out->keep, false);
     out->step_s = t.seconds;
     out->last = t.last->first;
     return t;
@@ -1181,12 +1192,18 @@ double estimate_peak(Estimator *e, const Point *p)
     return out.memory.peak;
 }
 
-double estimate_time(Estimator *e, const Point *p)
+static double seconds_of(Estimator *e, const Point *p, bool least)
 {
     Cube *c = open_point(e, p);
     int pin = asked_keep(e, p);
-    return time_step(e, p, c, pin ? pin : KEEP_BOTH).seconds;
+    return time_step(e, p, c, pin ? pin : KEEP_BOTH, least).seconds;
 }
+
+double estimate_time(Estimator *e, const Point *p) { return seconds_of(e, p, false); }
+
+/* Units get longer, and with chunks another stage may be the slowest, which then waits for a
+ * shorter one than before. */
+double estimate_more(Estimator *e, const Point *p) { return seconds_of(e, p, true); }
 
 /* ---- bounds -------------------------------------------------------------------------- */
 

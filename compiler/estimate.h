@@ -70,6 +70,8 @@ Reject estimate_step(Estimator *e, const Point *p, Estimate *out);
 double estimate_peak(Estimator *e, const Point *p);
 /* Seconds alone, whether it fits or not: with all kept that could be, where nothing is said. */
 double estimate_time(Estimator *e, const Point *p);
+/* Seconds that none that makes these turns again, or more, and keeps the same stays below. */
+double estimate_more(Estimator *e, const Point *p);
 /* Seconds that no slicing, schedule, recompute and zero of the same data, stages, cube and
  * microbatch stays below. Without slices, nor does one with c chunks below work + fill / c. */
 typedef struct { double seconds, work, fill; } Least;

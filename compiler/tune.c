@@ -294,22 +294,16 @@ static bool keeps_all(const Search *q, const Candidate *c)
     return q->s->keep.v || c->is.keep == KEEP_BOTH;
 }
 
-/* Of what can be kept. Inputs only save time; gathering weights once, before all passes, may take
- * longer than beside each. */
-static double quickest(Search *q, const Candidate *as_kept)
+static double bytes_with(Search *q, Point p, int keep)
 {
-    if (keeps_all(q, as_kept))
-        return as_kept->is.step_s;
-    double both = seconds_with(q, as_kept->at, KEEP_BOTH);
-    bool once = as_kept->at.x > 1 || as_kept->at.zero == 3;
-    return once ? less(both, seconds_with(q, as_kept->at, KEEP_INPUTS)) : both;
+    p.keep = keep;
+    q->t->evaluations++;
+    return estimate_peak(q->t->e, &p);
 }
 
 static double fewest_bytes(Search *q, Point p)
 {
-    p.keep = q->s->keep.v ? KEEP_CHOSEN : KEEP_NONE;
-    q->t->evaluations++;
-    return estimate_peak(q->t->e, &p);
+    return bytes_with(q, p, q->s->keep.v ? KEEP_CHOSEN : KEEP_NONE);
 }
 
 static Candidate smallest(Search *q, Point p)
@@ -356,6 +350,22 @@ static int most_turns(Search *q, const Point *p)
     return most;
 }
 
+/* full(n) of a point, for all n. With the same kept, each n takes more time than those before
+ * it and, from the first on, holds no more, so that what is kept is never less: both, inputs, none
+ * (KEEP_BOTH < KEEP_INPUTS < KEEP_NONE). Of what keeps all, time and the bytes of a stage are
+ * linear in n: no less than on a line from n = 0 to n = turns, where one stage holds most at both
+ * ends. What keeps less is there because all does not fit, and holds no less than `partly`.
+ * Nothing takes less than `quick`. */
+typedef struct {
+    Point at;
+    bool line; int turns;
+    double quick, seconds[2], bytes[2], partly;
+} Row;
+
+/* An end of full(n) for from < n < to: what it keeps, or could; by what is kept its bytes, and the
+ * seconds of one turn more. 0: not asked yet. */
+typedef struct { int n, keep; double bytes[KEEP_WEIGHTS + 1], seconds[KEEP_WEIGHTS + 1]; } End;
+
 static Candidate try_full(Search *q, Found *f, Point p, int n)
 {
     p.recompute = RECOMPUTE_FULL;
@@ -363,54 +373,72 @@ static Candidate try_full(Search *q, Found *f, Point p, int n)
     return try_point(q, f, &p);
 }
 
-/* full(n) of a point. Of what keeps all, time and the bytes of a stage are linear in n: they lie
- * on a line from n = 0 to n = turns, where one stage holds most at both ends. What keeps less is
- * there because all does not fit, and holds no less than `partly`. bent: time is neither linear
- * nor always more with n: gpipe waits for each way's slowest, of chunks that differ. */
-typedef struct { bool line, bent; int turns; double seconds[2], bytes[2], partly; } Row;
-
-/* An end of full(n) for from < n < to: a variant that was priced, a bound on the seconds of it and
- * those that make more again, on the bytes of it and those that make less. */
-typedef struct { int n; bool all; double seconds, bytes; } End;
-
-static End end_of(Search *q, const Candidate *c, int n)
+static End end_of(const Candidate *c, int n)
 {
-    return (End){ .n = n, .all = keeps_all(q, c),
-                  .seconds = quickest(q, c),
-                  .bytes = keeps_all(q, c) ? c->is.memory.peak : fewest_bytes(q, c->at) };
+    End e = { .n = n, .keep = c->is.keep };
+    e.bytes[e.keep] = c->is.memory.peak;
+    return e;
 }
 
-/* Is one of full(n) between both wanted? */
-static bool are_wanted(const Search *q, const Found *f, const Row *row, const End *lo,
-                       const End *hi)
+/* Of those up to this end that keep so much. */
+static double least_bytes(Search *q, const Row *row, End *e, int keep)
 {
-    double room = (double)q->p->is.room_bytes, bytes = hi->bytes;
-    if (hi->all && !lo->all && row->partly < bytes)
-        bytes = row->partly;
-    if (!is_wanted(q, f, lo->seconds, bytes))
-        return false;
-    for (int n = lo->n + 1; n < hi->n && row->line; n++) {
-        double x = (double)n / row->turns, turn = (row->bytes[0] - row->bytes[1]) / row->turns;
-        double most = row->bytes[0] + x * (row->bytes[1] - row->bytes[0]);
-        if (most <= room &&
-            is_wanted(q, f, row->seconds[0] + x * (row->seconds[1] - row->seconds[0]), most))
-            return true;
-        /* what makes turns again needs the room of one, which is not on the line */
-        if (most + 2 * turn > room && is_wanted(q, f, lo->seconds, larger(bytes, row->partly)))
+    Point p = row->at;
+    p.recompute = RECOMPUTE_FULL;
+    p.recompute_turns = e->n;
+    if (e->bytes[keep] == 0)
+        e->bytes[keep] = bytes_with(q, p, keep);
+    return keep > KEEP_BOTH ? larger(e->bytes[keep], row->partly) : e->bytes[keep];
+}
+
+/* Of those behind this end that keep so much. */
+static double least_seconds(Search *q, const Row *row, End *e, int keep)
+{
+    Point p = row->at;
+    p.recompute = RECOMPUTE_FULL;
+    p.recompute_turns = e->n + 1;
+    p.keep = keep;
+    if (e->seconds[keep] == 0) {
+        q->t->evaluations++;
+        e->seconds[keep] = estimate_more(q->t->e, &p);
+    }
+    return e->seconds[keep];
+}
+
+/* Is one on the line between both wanted? */
+static bool on_line(const Search *q, const Found *f, const Row *row, int lo, int hi)
+{
+    for (int n = lo + 1; n < hi; n++) {
+        double x = (double)n / row->turns;
+        double seconds = row->seconds[0] + x * (row->seconds[1] - row->seconds[0]);
+        if (is_wanted(q, f, seconds, row->bytes[0] + x * (row->bytes[1] - row->bytes[0])))
             return true;
     }
-    return !row->line;
+    return false;
 }
 
-static void try_between(Search *q, Found *f, Point p, const Row *row, const End *lo, const End *hi)
+/* Is one of full(n) between both wanted, whatever it keeps? */
+static bool are_wanted(Search *q, const Found *f, const Row *row, End *lo, End *hi)
+{
+    for (int keep = hi->keep; keep <= lo->keep; keep++) {
+        double bytes = least_bytes(q, row, hi, keep);
+        if (is_wanted(q, f, row->quick, bytes) &&
+            is_wanted(q, f, least_seconds(q, row, lo, keep), bytes) &&
+            (!row->line || keep > hi->keep || on_line(q, f, row, lo->n, hi->n)))
+            return true;
+    }
+    return false;
+}
+
+static void try_between(Search *q, Found *f, const Row *row, End *lo, End *hi)
 {
     if (hi->n - lo->n < 2 || is_late(q) || !are_wanted(q, f, row, lo, hi))
         return;
-    Candidate c = try_full(q, f, p, (lo->n + hi->n) / 2);
-    End mid = end_of(q, &c, c.at.recompute_turns);
-    mid.seconds = row->bent ? lo->seconds : mid.seconds;
-    try_between(q, f, p, row, lo, &mid);
-    try_between(q, f, p, row, &mid, hi);
+    int n = (lo->n + hi->n) / 2;
+    Candidate c = try_full(q, f, row->at, n);
+    End mid = end_of(&c, n);
+    try_between(q, f, row, lo, &mid);
+    try_between(q, f, row, &mid, hi);
 }
 
 /* What of all recomputes holds least. Of full(n) full does or, in a stage of few turns, none. */
@@ -439,31 +467,32 @@ static void try_recomputes(Search *q, Found *f, const Candidate *all, double qui
 {
     Candidate none = *all;
     Point p = none.at;
-    End lo = { .all = q->s->keep.v || lack(all) <= 0, .seconds = quick };
+    bool fits = q->s->keep.v || lack(all) <= 0;
     double partly = INFINITY;
     none.at.keep = p.keep = KEEP_CHOSEN;
-    if (lo.all)
+    if (fits)
         keep_best(q, f, &none);
     else {
         if (!is_wanted(q, f, quick, floor))
             return;
         partly = larger(floor, all->is.room_bytes - all->is.memory.peak + fewest_bytes(q, p));
-        if (is_wanted(q, f, lo.seconds, partly))
+        if (is_wanted(q, f, quick, partly))
             try_point(q, f, &p);
     }
-    if (q->s->recompute.v || !is_wanted(q, f, lo.seconds, floor))
+    if (q->s->recompute.v || !is_wanted(q, f, quick, floor))
         return;
     Candidate full = try_full(q, f, p, 0);
-    End hi = end_of(q, &full, most_turns(q, &p));
     p.recompute = RECOMPUTE_ATTENTION;
-    if (q->attends && is_wanted(q, f, lo.seconds, floor))
+    if (q->attends && is_wanted(q, f, quick, floor))
         try_point(q, f, &p);
-    bool bent = p.schedule == SCHEDULE_GPIPE && p.chunks > 1 && !q->for_front;
-    Row row = { .line = hi.all && all->is.worst == full.is.worst && !bent, .bent = bent,
-                .turns = hi.n,
+    bool linear = p.chunks == 1 || q->for_front;    // of chunks that differ nearly so
+    Row row = { .at = p, .turns = most_turns(q, &p), .quick = quick,
+                .line = keeps_all(q, &full) && all->is.worst == full.is.worst && linear,
                 .seconds = { all->is.step_s, full.is.step_s }, .partly = partly,
                 .bytes = { all->is.memory.peak, full.is.memory.peak } };
-    try_between(q, f, p, &row, &lo, &hi);
+    /* the first needs the room of a turn more: where none fits as it is, any may be kept */
+    End lo = { .keep = fits ? full.is.keep : KEEP_NONE }, hi = end_of(&full, row.turns);
+    try_between(q, f, &row, &lo, &hi);
 }
 
 static int least_zero(const Search *q) { return q->s->zero.set ? (int)q->s->zero.v : 0; }
