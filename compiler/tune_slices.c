@@ -324,18 +324,20 @@ static void open_point(SliceView *v, const Point *p)
     find_data(v);
 }
 
-/* Stage 0 is the last to work, and has yet to sum its gradients, and to update and gather its
- * parameters. The first kind is its own. */
+/* Stage 0 is the last to work, and has yet to sum what its last pass does not hide of its
+ * gradients, and to update and gather its parameters. That pass is no longer than one of the
+ * whole sequence. The first kind is its own. */
 double slice_after(SliceView *v, const Point *p)
 {
-    double gather, tied = 0;
+    double gather, tied = 0, f = 0, under = 0;
     open_point(v, p);
     const Kind *k = &v->kind[0];
+    stage_seconds(v, k, v->n, 0, &f, &under);
     if (v->cost.tied > 0)
         tied = price_transfer(&v->cost.prices, &v->cost.mesh, p->stages - 1, true,
                               v->cost.tied * v->cost.gradient);
     double update = cost_update(&v->cost, k->parameters, k->units, &gather);
-    return tied + cost_sync(&v->cost, k->parameters) + update + gather;
+    return tied + cost_sync(&v->cost, 0, k->parameters, under) + update + gather;
 }
 
 static double microbatches(const SliceView *v, const Point *p)
