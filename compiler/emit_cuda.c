@@ -402,6 +402,8 @@ static const char *quoted(const char *s)
     const char *c = s;
     while (*c && (unsigned char)*c >= ' ')
         c++;
+    if (c > s && c[-1] == '\\')         // the line would go on
+        return quoted(str_fmt("%s.", s));
     if (*c == 0 && !strstr(s, "*/") && !strstr(s, "/*"))
         return s;
     for (char before = 0; *s; before = *s++) {
@@ -411,14 +413,17 @@ static const char *quoted(const char *s)
     return t.n ? t.at : "";
 }
 
-/* The comment above a step: its name, the model's line, sizes, and why it is there. */
-static void comment(Cuda *m, Text *t, const RtStep *s, int i)
+/* The front of a step: its name, the model's line, sizes, and why it is there; step() counts, but
+ * for transfers, which begin together. `one`: a call of its own, not one with the next step. */
+static void comment(Cuda *m, Text *t, const RtStep *s, int i, bool one)
 {
     const Inst *n = &m->p->insts.at[i];
+    bool transfer = s->kind == RT_SEND || s->kind == RT_RECV;
     const char *name = print_turnless(name_of(m, s->name), print_turn(m->p, n));
-    if (s->kind == RT_SEND || s->kind == RT_RECV)       // without the stage's number
+    if (transfer)                       // without the stage's number
         name = str_of(name, strcspn(name, ":"));
-    text_add(t, "\n    /* %s  (%s)", quoted(name), quoted(name_of(m, s->source)));
+    text_add(t, "\n    %s/* %s  (%s)", transfer ? "" : one ? "step(c);  " : "step(c, 2);  ",
+             quoted(name), quoted(name_of(m, s->source)));
     for (int j = 0; j < n->nout && j < 1; j++) {
         const Value *v = &m->p->values.at[n->out[j]];
         text_add(t, "  [%" PRId64 ", %" PRId64 "]", v->rows, v->cols);
@@ -509,8 +514,9 @@ static int step(Cuda *m, Text *t, int i)
 {
     const RtStep *s = &m->s->steps.at[i];
     const Inst *n = &m->p->insts.at[i];
-    comment(m, t, s, i);
-    if (m->ends[m->stage][i].end != END_NONE) {
+    bool one = m->ends[m->stage][i].end == END_NONE;
+    comment(m, t, s, i, one);
+    if (!one) {
         ended_product(m, t, i);
         return 2;
     }
@@ -549,6 +555,50 @@ static const char *unique(Cuda *m, const char *base, const char *tail)
     return name;
 }
 
+/* "d NAME" is the gradient of NAME. */
+static const char *operand_name(const Plan *p, ValueId v)
+{
+    const Value *x = &p->values.at[v];
+    TensorId of = x->unit == NONE && x->tensor != NONE ? p->tensors.at[x->tensor].grad_of : NONE;
+    if (of != NONE)
+        return str_fmt("d %s", p->tensors.at[of].name);
+    bool back = x->buffer != NONE && p->buffers.at[x->buffer].class == BUF_GRADS;
+    return str_fmt("%s%s", back ? "d " : "", print_value_name(p, v));
+}
+
+/* The value that o[k] or s[k] at `s` is the place of; NONE: it is another number. */
+static ValueId placed_at(const TurnPiece *x, const char *s)
+{
+    bool own = *s == 's', first = s > x->text && s[-1] == ' ';      // at<real>(c, RT_FIXED, o[4])
+    int k = first && s[1] == '[' ? (int)strtol(s + 2, NULL, 10) : -1;
+    if ((*s != 'o' && !own) || k < 0 || k >= (own ? x->own_value.n : x->value.n))
+        return NONE;
+    return own ? x->own_value.at[k] : x->value.at[k];
+}
+
+/* The piece's text with the names of what stands at a line's places behind it: names are no part of
+ * what makes two turns equal. */
+static void named_text(const Cuda *m, const TurnPiece *x, Text *out)
+{
+    enum { COLUMN = 56 };
+    int turn = print_turn(m->p, &m->p->insts.at[x->first]);
+    for (const char *line = x->text, *end; *line; line = end) {
+        int n = 0;
+        end = line + strcspn(line, "\n") + 1;
+        text_bytes(out, line, (size_t)(end - line) - 1);
+        int pad = COLUMN - (int)(end - line);
+        for (const char *s = line; s < end; s++) {
+            ValueId v = placed_at(x, s);
+            if (v == NONE)
+                continue;
+            text_add(out, n ? ", " : "%*s// ", pad > 2 ? pad : 2, "");
+            text_add(out, "%s", quoted(print_turnless(operand_name(m->p, v), turn)));
+            n++;
+        }
+        text_add(out, "\n");
+    }
+}
+
 /* The piece's function: that of an equal text, or a new one. */
 static int piece_function(Cuda *m, const TurnPiece *x)
 {
@@ -561,8 +611,10 @@ static int piece_function(Cuda *m, const TurnPiece *x)
     PieceText t = { unique(m, name, phase[n->phase]), x->at.n, x->own.n };
     vec_add(&m->texts, t);
     map_put(m->known, x->text, m->texts.n - 1);
-    text_add(&m->pieces, "static void %s(Ctx *c, const int64_t *o%s)\n{%s}\n\n", t.name,
-             is_sliced(m) ? ", const int64_t *s" : "", x->text);
+    text_add(&m->pieces, "static void %s(Ctx *c, const int64_t *o%s)\n{", t.name,
+             is_sliced(m) ? ", const int64_t *s" : "");
+    named_text(m, x, &m->pieces);
+    text_add(&m->pieces, "}\n\n");
     return m->texts.n - 1;
 }
 
@@ -582,10 +634,14 @@ static FuncPieces cut_pieces(Cuda *m, const Func *f)
         for (int k = i; k < n;)
             k += step(m, &t, k);
         x.text = str_of(t.at, t.n);
-        for (int k = 0; k < m->refs.n; k++)                 // the region is in the text
+        for (int k = 0; k < m->refs.n; k++) {               // the region is in the text
             vec_add(&x.at, m->refs.at[k].n);
-        for (int k = 0; k < m->own.n; k++)
+            vec_add(&x.value, m->refs.at[k].value);
+        }
+        for (int k = 0; k < m->own.n; k++) {
             vec_add(&x.own, m->own.at[k].n);
+            vec_add(&x.own_value, m->own.at[k].value);
+        }
         vec_add(&out.all, x);
     }
     out.used = m->used;
@@ -945,8 +1001,10 @@ void cuda_program(const Plan *p, const Emitted *e, Ending *const *ends, Text *ou
     text_add(out, "/*\n * program.cu - %s: %s\n *\n"
              " * Made by teracube from the plan in plan.txt. Each function below is a turn of the "
              "model or\n * what stands between turns; `o` are byte offsets into the rank's block, "
-             "and numbers of events\n * where a stream marks one or follows it%s. teracube.cuh has "
-             "what is called here. Edit, then make.\n */\n#define TERACUBE_WORKERS %d\n"
+             "and numbers of events\n * where a stream marks one or follows it%s. What stands at a "
+             "line's offsets is\n * behind it, by its name in the first turn that runs the function; "
+             "d is the gradient of it.\n * teracube.cuh has what is called here. Edit, then make.\n"
+             " */\n#define TERACUBE_WORKERS %d\n"
              "typedef %s real;\n#include \"teracube.cuh\"\n\n", p->model_name, plan_line(p),
              p->is.nslices > 1 ? "; `s` is what differs from slice\n * to slice" : "",
              p->is.workers, stored);

@@ -70,9 +70,14 @@ void     write_text(const char *dir, const char *name, const char *at, size_t n)
 void     emit_launch(const char *dir, const Compile *c);
 
 /* Steps of one turn: the body of a function, the numbers that it gets in `o`, and in `s` those that
- * differ from slice to slice. */
+ * differ from slice to slice; the values that stand there, or NONE. */
 typedef VEC(int64_t) Numbers;
-typedef struct { const char *text; InstId first; Numbers at, own; } TurnPiece;
+typedef struct {
+    const char *text;
+    InstId first;
+    Numbers at, own;
+    VEC(ValueId) value, own_value;      // of the first ones of at, own
+} TurnPiece;
 
 /* emit_cuda_slices.c: the pieces of a turn, by slice. Texts that differ in numbers alone become
  * one. */

@@ -333,13 +333,32 @@ int rt_device_sums(RtRank *r)
                 r->rt->options->device->sums(d->ctx, &r->loss[0], &r->squares[0]));
 }
 
+int64_t rt_device_find(RtRank *r, const RtOut *o, int64_t at, double *value)
+{
+    Device *d = r->device;
+    const RtDevice *dev = r->rt->options->device;
+    int64_t first = -1, size = rt_size(r->rt, o->at.stored);
+    double number = 0;                  // as wide as any
+    atomic_fetch_add(&r->sign->progress, 1);
+    if (told(r, "look for what is not finite", dev->find(d->ctx, at, o->at.ld, o->rows, o->cols,
+                                                         o->at.stored, &first)) || first < 0)
+        return -1;
+    at += (first / o->cols * o->at.ld + first % o->cols) * size;
+    told(r, "read from its device", dev->read(d->ctx, at, &number, (size_t)size));
+    *value = rt_get(r->rt, o->at.stored, &number, 0);
+    return first;
+}
+
+static void look_behind(void *of, int istep) { rt_look(of, istep); }    // its status is in Rt
+
 int rt_device_pass(RtWorker *w, const RtPass *pass)
 {
     RtRank *r = w->rank;
     Device *d = r->device;
     const RtDevice *dev = r->rt->options->device;
     RtDeviceNow now = { .step = r->now.step, .count = r->now.count, .lr = r->now.lr,
-                        .clip = r->now.clip, .evaluate = r->now.evaluate };
+                        .clip = r->now.clip, .evaluate = r->now.evaluate,
+                        .look = r->searching ? look_behind : NULL, .of = w };
     atomic_store(&r->sign->op, pass->first < pass->last ? pass->first : -1);
     atomic_fetch_add(&r->sign->progress, 1);
     RT_TRY(move_rows(r, d));

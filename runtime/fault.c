@@ -23,15 +23,29 @@ static const char *const pass_words[] = {
 
 /* ---- looking ------------------------------------------------------------- */
 
-/* Where the step wrote `o` on this rank: reduced in place, that is the rank's own part. */
-static const char *place_of(const RtRank *r, const RtPass *pass, int istep, const RtOut *o)
+/* Where in the block the step wrote `o`: reduced in place, that is the rank's own part. */
+static int64_t place_of(const RtRank *r, const RtPass *pass, int istep, const RtOut *o)
 {
     const RtStep *s = &r->program->steps[istep];
-    const char *p = r->block + pass->region[o->at.region] + o->at.offset;
+    int64_t at = pass->region[o->at.region] + o->at.offset;
     bool in_place = s->a.offset == s->c.offset && s->a.region == s->c.region;
     if (s->kind == RT_REDUCE_SCATTER && in_place)
-        p += r->seat[r->step_kind[istep]].me * s->count * rt_size(r->rt, o->at.stored);
-    return p;
+        at += r->seat[r->step_kind[istep]].me * s->count * rt_size(r->rt, o->at.stored);
+    return at;
+}
+
+/* The first number of `o`, which stands at `at`, that is not finite, as row * cols + col, and its
+ * value; -1: there is none. */
+static int64_t first_of(RtRank *r, const RtOut *o, int64_t at, double *value)
+{
+    if (r->rt->options->device)
+        return rt_device_find(r, o, at, value);
+    for (int64_t i = 0; i < o->rows * o->cols; i++) {
+        *value = rt_get(r->rt, o->at.stored, r->block + at, i / o->cols * o->at.ld + i % o->cols);
+        if (!isfinite(*value))
+            return i;
+    }
+    return -1;
 }
 
 /* Behind a step of the search; every worker calls it. */
@@ -44,15 +58,12 @@ int rt_look(RtWorker *w, int istep)
         return RT_OK;
     for (int k = 0; w->index == 0 && k < s->nouts && !f->found; k++) {
         const RtOut *o = &r->program->outs[s->first_out + k];
-        const char *base = place_of(r, w->pass, istep, o);
-        for (int64_t i = 0; i < o->rows * o->cols && !f->found; i++) {
-            int64_t row = i / o->cols, col = i % o->cols;
-            double v = rt_get(r->rt, o->at.stored, base, row * o->at.ld + col);
-            if (!isfinite(v))
-                *f = (RtSearch){ .found = true, .step = istep, .row = row, .col = col,
-                                 .pass = (int)(w->pass - r->program->passes),
-                                 .out = s->first_out + k, .value = v };
-        }
+        double v;
+        int64_t i = first_of(r, o, place_of(r, w->pass, istep, o), &v);
+        if (i >= 0)
+            *f = (RtSearch){ .found = true, .step = istep, .row = i / o->cols, .col = i % o->cols,
+                             .pass = (int)(w->pass - r->program->passes),
+                             .out = s->first_out + k, .value = v };
     }
     return rt_team(w);                  // the others wait: what was written is read
 }
@@ -173,10 +184,10 @@ static void param_words(const RtRank *r, const RtSearch *f, char text[TEXT])
 
 /* ---- all ranks ----------------------------------------------------------- */
 
-/* Devices are not looked into, nor calls that are no steps of a plan. */
+/* Calls that are no steps of a plan are not looked into. */
 static bool has_outs(const Rt *rt)
 {
-    for (int s = 0; !rt->options->device && s < rt->head->nstages; s++)
+    for (int s = 0; s < rt->head->nstages; s++)
         if (rt->program[s].head->nouts > 0)
             return true;
     return false;
@@ -227,6 +238,8 @@ int rt_find_fault(RtWorker *w)
             step_words(r, f, first);
         if (at >= 0)
             RT_TRY(tell(w, at, first));
+        if (r->rt->options->device)
+            RT_TRY(rt_device_pull(r));
         look_at_params(r, &bad);
         RT_TRY(least(w, bad.found, bad.out, &at));
         if (at == r->id)

@@ -148,8 +148,9 @@ static int join_processes(Rt *rt)
 
 static int choose_comm(Rt *rt)
 {
-    const char *want = getenv("RT_COMM"), *limit = getenv("RT_TIMEOUT");
+    const char *want = getenv("RT_COMM"), *limit = getenv("RT_TIMEOUT"), *look = getenv("RT_LOOK");
     want = want ? want : "";
+    rt->look = look && strcmp(look, "1") == 0;
     rt->comm = rt->mpi ? &rt_comm_mpi : rt->remote ? &rt_comm_remote
              : rt->nranks > 1 ? &rt_comm_threads : &rt_comm_null;
     if (strcmp(want, "trace") == 0)

@@ -376,6 +376,10 @@ typedef struct {
     int64_t step, count;            // from 0; targets that count
     double lr, clip;
     uint32_t evaluate;
+    /* Not NULL: a broken step is taken again (fault.c); to be called on the rank's thread behind
+     * each step of the plan, which may ask `find` for what that has written. */
+    void (*look)(void *of, int istep);
+    void *of;
 } RtDeviceNow;
 
 typedef struct {
@@ -392,6 +396,10 @@ typedef struct {
     const char *(*read)(void *ctx, int64_t offset, void *dst, size_t bytes);
     const char *(*rows)(void *ctx, int map);        // token, tokens, targets have changed
     const char *(*pass)(void *ctx, int ipass, const RtDeviceNow *now);
+    /* The first number of a matrix in the block that is not finite, as row * cols + col, or -1.
+     * Waits for the steps before, but for messages on their way. Within `look`. */
+    const char *(*find)(void *ctx, int64_t offset, int64_t ld, int64_t rows, int64_t cols,
+                        int stored, int64_t *first);
     /* loss and squares of this rank since the step began, after its passes */
     const char *(*sums)(void *ctx, double *loss, double *squares);
     /* The collective or transfer at which the device is: the n-th of pass *ipass, counted

@@ -296,6 +296,7 @@ struct Rt {
     RtTensors *load, *moments;          // first values; NULL: made from the seed, zero
     char *data_path, *load_path, *log_path, *validate_path;
     char *format, *order;               // words of the data; as the paths, --set may change them
+    bool look;                          // RT_LOOK=1, for tests: a good step is looked at too
     int spin;                           // rounds before a waiting thread sleeps
     double timeout_s;
     double started_s;
@@ -530,6 +531,8 @@ int  rt_device_push(RtRank *r);                 // parameters and moments to the
 int  rt_device_pull(RtRank *r);                 // the persistent part back
 int  rt_device_pass(RtWorker *w, const RtPass *pass);
 int  rt_device_sums(RtRank *r);
+/* As RtDevice.find: of what stands at byte `at` of the block; its value. -1 after an error too. */
+int64_t rt_device_find(RtRank *r, const RtOut *o, int64_t at, double *value);
 
 /* ---- steps.c ------------------------------------------------------------- */
 

@@ -346,7 +346,8 @@ static int do_totals(RtWorker *w)
     now->stop = v[2] > 0;
     double clip = rt->head->train.clip;
     now->clip = clip > 0 && now->norm > clip ? clip / (now->norm + 1e-6) : 1;
-    now->broken = !r->searching && !(isfinite(now->loss) && isfinite(now->norm));   // fault.c
+    bool good = isfinite(now->loss) && isfinite(now->norm);
+    now->broken = !r->searching && (!good || rt->look);         // fault.c
     return RT_OK;
 }
 

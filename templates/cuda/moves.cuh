@@ -1,5 +1,5 @@
 /*
- * moves.cuh - copies, zeros, merged statistics, boxes of all-to-alls.
+ * moves.cuh - copies, zeros, merged statistics, boxes of all-to-alls; what is not finite.
  *
  * What these mean is defined by the step kinds of rt.h: COPY, ZERO, MERGE, CE_MERGE,
  * ALL_TO_ALL. Statistics are merged in double, as the CPU runtime does.
@@ -70,6 +70,37 @@ inline cudaError_t move_copy(const A *src, int64_t ld_src, B *dst, int64_t ld_ds
 template <typename S> inline cudaError_t move_zero(S *dst, int64_t n, cudaStream_t stream)
 {
     return n > 0 ? cudaMemsetAsync(dst, 0, (size_t)n * sizeof(S), stream) : cudaSuccess;
+}
+
+/* ---- what is not finite -------------------------------------------------------------- */
+
+/* Lowers *first to the index row * cols + col of a number that is not finite. */
+template <typename S>
+__global__ void __launch_bounds__(256)
+move_find_kernel(const S *x, int64_t ld, int64_t rows, int64_t cols, unsigned long long *first)
+{
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < rows * cols;
+         i += gridDim.x * (int64_t)256) {
+        real_of<S> v = widen(x[i / cols * ld + i % cols]);
+        if (v - v != 0) {
+            atomicMin(first, (unsigned long long)i);
+            return;
+        }
+    }
+}
+
+/* *first (on the device): the least such index of x [rows, cols], or ~0. */
+template <typename S>
+inline cudaError_t move_find(const S *x, int64_t ld, int64_t rows, int64_t cols,
+                             unsigned long long *first, cudaStream_t stream)
+{
+    cudaError_t e = cudaMemsetAsync(first, 0xff, sizeof *first, stream);
+    if (e != cudaSuccess || rows <= 0 || cols <= 0)
+        return e;
+    int64_t blocks = (rows * cols + 255) / 256;
+    move_find_kernel<S><<<(unsigned)(blocks < 4096 ? blocks : 4096), 256, 0, stream>>>(x, ld, rows,
+                                                                                  cols, first);
+    return cudaGetLastError();
 }
 
 /* ---- statistics of rows that are split over ranks -------------------------------------- */

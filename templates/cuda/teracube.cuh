@@ -106,9 +106,13 @@ struct Ctx {
     char *work; size_t work_bytes;      // of the optimizer, the norm, gradients of tables
     char *sum[STREAMS];                 // sums that are then added to what is there
     double *sums;                       // on the device: loss, squares, clip factor
+    unsigned long long *found;          // on the device: of `find`
     OptPiece *updates, *norms;          // what the optimizer does, what counts in the norm
     int64_t nupdates, nnorms;
     /* of the pass */
+    int istep;                          // the step of the plan that is being put on
+    const RtDeviceNow *now;
+    bool looks;                         // behind each step somebody looks at what it wrote
     bool again;                         // an earlier pass of the training step ran these steps
     bool follows;                       // another slice of the microbatch came before, this way
     bool begun;                         // again or follows
@@ -147,6 +151,17 @@ inline bool check(Ctx *c, const char *what, cublasStatus_t e)
     if (e != CUBLAS_STATUS_SUCCESS)
         fail(c, what, why);
     return e == CUBLAS_STATUS_SUCCESS;
+}
+
+/* ---- steps of the plan ---------------------------------------------------------------- */
+
+/* The next step of the plan begins, or the next two, which are one call. */
+inline void step(Ctx *c, int n = 1)
+{
+    if (c->looks)
+        c->now->look(c->now->of, c->istep);
+    c->looks = c->now->look != NULL;    // there is none before a pass's first one
+    c->istep += n;
 }
 
 /* ---- order between streams ------------------------------------------------------------- */

@@ -204,6 +204,7 @@ template <const Program *P> inline const char *device_open(const RtDeviceRank *r
     c->work_bytes = work_bytes(c);
     check(c, "scratch", cudaMalloc((void **)&c->work, c->work_bytes + 64));
     check(c, "scratch", cudaMalloc((void **)&c->sums, 3 * sizeof(double)));
+    check(c, "scratch", cudaMalloc((void **)&c->found, sizeof *c->found));
     take_trays(c);
     take_rows(c);
     take_tiles(c);
@@ -238,6 +239,7 @@ inline void device_close(void *ctx)
     cudaFree(c->scratch);
     cudaFree(c->work);
     cudaFree(c->sums);
+    cudaFree(c->found);
     cudaFree(c->updates);
     cudaFree(c->norms);
     for (int i = 0; c->rows && i < c->head->nrowmaps; i++) {
@@ -324,6 +326,43 @@ inline const char *device_rows(void *ctx, int map)
     return c->message[0] ? c->message : NULL;
 }
 
+/* The first number that is not finite, of what the steps before have written; messages are on
+ * their way yet, which a peer may take only behind ours. */
+inline const char *device_find(void *ctx, int64_t offset, int64_t ld, int64_t rows, int64_t cols,
+                               int stored, int64_t *first)
+{
+    Ctx *c = (Ctx *)ctx;
+    unsigned long long found = 0;
+    const char *x = c->block + offset;
+    for (int i = 0; i < STAGES; i++)
+        check(c, "a step", cudaStreamSynchronize(c->stream[i]));
+    if (stored == RT_BF16_STORED)
+        check(c, "a search", move_find((const bf16 *)(const void *)x, ld, rows, cols, c->found,
+                                       c->compute));
+    else
+        check(c, "a search", move_find((const real *)(const void *)x, ld, rows, cols, c->found,
+                                       c->compute));
+    check(c, "a search", cudaMemcpyAsync(&found, c->found, sizeof found, cudaMemcpyDeviceToHost,
+                                         c->compute));
+    check(c, "a search", cudaStreamSynchronize(c->compute));
+    *first = found + 1 == 0 ? -1 : (int64_t)found;
+    return c->message[0] ? c->message : NULL;
+}
+
+/* Behind a pass, where a broken step is taken again. What it received is here when all has come
+ * that the plan has on STAGES before. */
+inline void look_at_last(Ctx *c, const RtPass *p)
+{
+    bool receives = p->kind == RT_PASS_RECV_ACTIVATION || p->kind == RT_PASS_RECV_GRADIENT;
+    if (c->looks)
+        c->now->look(c->now->of, c->istep);
+    if (!c->now->look || !receives)
+        return;
+    check(c, "transfers", cudaStreamSynchronize(c->stream[STAGES]));
+    for (int i = p->first; i < p->last; i++)
+        c->now->look(c->now->of, i);
+}
+
 /*
  * Transfers are passes of their own, all at once, on STAGES. The other streams of a pass
  * start behind what is on COMPUTE, and COMPUTE goes on behind them. What goes on under the pass
@@ -343,9 +382,12 @@ inline void run_pass(Ctx *c, const RtPass *p, int ipass)
     if (transfer)
         check(c, "transfers", ncclGroupStart());
     c->slice = code->slice;
+    c->istep = p->first - 1;
+    c->looks = false;
     code->run(c);
     if (transfer)
         check(c, "transfers", ncclGroupEnd());
+    look_at_last(c, p);
     for (int i = TENSOR; i < STAGES; i++)
         if (code->streams >> i & 1)
             follow_tail(c, COMPUTE, (Stream)i);
@@ -371,6 +413,7 @@ inline const char *device_pass(void *ctx, int ipass, const RtDeviceNow *now)
     c->scale = now->count > 0 ? 1.0 / (double)now->count : 0;
     c->clip = now->clip;
     c->lr = now->lr;
+    c->now = now;
     if (p->kind == RT_PASS_BEGIN) {
         check(c, "sums", cudaMemsetAsync(c->sums, 0, 2 * sizeof(double), c->compute));
         follow_tail(c, COMPUTE, STAGES);        // the last step's transfers
@@ -432,7 +475,7 @@ inline int teracube_main(const char *from, const char *to, int argc, char **argv
         keys[i] = { P->groups[i].axes, P->groups[i].rep, P->groups[i].stages };
     const RtDevice device = { keys, n, device_count, device_look, device_meeting, device_open<P>,
                               device_close, device_write, device_read, device_rows, device_pass,
-                              device_sums, device_where, device_spans, device_profile };
+                              device_find, device_sums, device_where, device_spans, device_profile };
     int status = rt_device_main(from, (size_t)(to - from), &device, argc, argv);
     free(keys);
     return status;

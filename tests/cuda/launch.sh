@@ -228,6 +228,16 @@ other=''; b=$(od -An -tu1 -j 9000 -N 1 w.torchrun); cp w.torchrun bad.w
 printf "\\$(printf %03o $((b ^ 16)))" | dd of=bad.w bs=1 seek=9000 conv=notrunc 2> err
 start torchrun "$all" -q --load bad.w
 tells '1 1 1 1' 'tensor .* is damaged: the checksum of its bytes is '
+# A number that is not finite: the tensor is that which the CPU target names.
+size=$(wc -c < w.torchrun)
+{ head -c $((size - 8)) w.torchrun | sed 's/"crc32c"/"crc32x"/'
+  printf '\0\0\0\0\0\0\370\177'; } > broken.w
+"$t" run "$M" c.tcube $common $layout --target cpu -q --load broken.w 2> err; grep '^note' err > want
+start torchrun "$all" -q --load broken.w
+tells '1 1 1 1' 'the loss of step 1 is not finite: nan'
+grep '^note' err > have
+is 'the first tensor that is not finite' "$(grep -c 'first on rank .*plan step\|is nan, as rank' want)" = 2
+is 'as on the CPU' -z "$(diff want have)"
 for option in --save --log --load; do
     other="2 $option w.torchrun"
     start torchrun "$all" -q

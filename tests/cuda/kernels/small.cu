@@ -21,7 +21,9 @@ typedef __nv_bfloat16 bf16;
     template cudaError_t move_copy(const S *, int64_t, S *, int64_t, int64_t, int64_t, bool, \
                                    cudaStream_t); \
     template cudaError_t colsum_rows(const S *, int64_t, int64_t, int64_t, real_of<S> *, int, \
-                                     real_of<S> *, bool, cudaStream_t);
+                                     real_of<S> *, bool, cudaStream_t); \
+    template cudaError_t move_find(const S *, int64_t, int64_t, int64_t, unsigned long long *, \
+                                   cudaStream_t);
 STORED(float)
 STORED(double)
 STORED(bf16)

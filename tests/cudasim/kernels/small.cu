@@ -336,6 +336,30 @@ template <typename A, typename B> static void test_copy(int rows, int cols, int 
     b.compare("dst", want, sizeof(B) == 2 ? 1e-2 : 1e-6);
 }
 
+/* The first of two numbers that are not finite; padding does not count. */
+template <typename S> static void test_find(int rows, int cols, int pad)
+{
+    test_what = "find";
+    Matrix<S> a(rows, cols, cols + pad);
+    for (S &x : a.host)
+        number_to(&x, NAN);
+    a.random(1, 1);
+    unsigned long long *first, got = 0;
+    OK(cudaMalloc((void **)&first, sizeof *first));
+    for (int k = 1; k <= 3; k++) {
+        int i = rows * cols / k;
+        unsigned long long want = k > 1 ? (unsigned long long)i : ~0ull;
+        if (k > 1)
+            number_to(&a.at(i / cols, i % cols), k == 2 ? NAN : -INFINITY);
+        a.send();
+        OK(move_find(a.dev, a.ld, rows, cols, first, 0));
+        OK(cudaMemcpy(&got, first, sizeof got, cudaMemcpyDeviceToHost));
+        if (got != want && test_failures++ < 20)
+            fprintf(stderr, "find: %llu, expected %llu\n", got, want);
+    }
+    OK(cudaFree(first));
+}
+
 template <typename R> static void test_merge(int p, int rows)
 {
     test_what = "merge";
@@ -454,6 +478,9 @@ int main()
     test_copy<bf16, float>(6, 32, 8, true);
     test_copy<bf16, bf16>(3, 1000, 0, true);
     test_copy<double, double>(4, 9, 0, false);
+    test_find<float>(5, 13, 1);
+    test_find<double>(3, 1000, 0);
+    test_find<bf16>(6, 32, 8);
     test_merge<float>(3, 130);
     test_merge<double>(1, 5);
     test_boxes<float>(1, 9);
