@@ -1002,9 +1002,9 @@ void cuda_program(const Plan *p, const Emitted *e, Ending *const *ends, Text *ou
              " * Made by teracube from the plan in plan.txt. Each function below is a turn of the "
              "model or\n * what stands between turns; `o` are byte offsets into the rank's block, "
              "and numbers of events\n * where a stream marks one or follows it%s. What stands at a "
-             "line's offsets is\n * behind it, by its name in the first turn that runs the function; "
-             "d is the gradient of it.\n * teracube.cuh has what is called here. Edit, then make.\n"
-             " */\n#define TERACUBE_WORKERS %d\n"
+             "line's offsets is\n * behind it, by its name in the first turn that runs the "
+             "function; d: the gradient.\n * teracube.cuh has what is called here. Edit, then "
+             "make.\n */\n#define TERACUBE_WORKERS %d\n"
              "typedef %s real;\n#include \"teracube.cuh\"\n\n", p->model_name, plan_line(p),
              p->is.nslices > 1 ? "; `s` is what differs from slice\n * to slice" : "",
              p->is.workers, stored);

@@ -10,10 +10,11 @@
  * block, as far as the shard has it, is one range.
  *
  * Saving writes to FILE.tmp-PID in the same folder, counts every element, syncs
- * and renames. Checksums (checksum.c) are made of what is written, and rank 0 puts them into the
- * header last; on reading each is of the copy that counts. Only one copy of each element is written (RtRank.counts). Ranks that are
- * processes open the file that rank 0 made, PID being rank 0's. Moments lie in files as
- * the parameters do that they belong to; resume.c asks for them.
+ * and renames. Checksums (checksum.c) are made of what is written, and rank 0 puts them into
+ * the header last; on reading each is of the copy that counts. Only one copy of each element
+ * is written (RtRank.counts). Ranks that are processes open the file that rank 0 made, PID
+ * being rank 0's. Moments lie in files as the parameters do that they belong to; resume.c asks
+ * for them.
  */
 #include "rt_impl.h"
 

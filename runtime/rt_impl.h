@@ -501,7 +501,7 @@ const char *rt_remote_host_of(const Rt *rt, int rank, int *local);     // its ra
 
 static inline bool rt_processes(const Rt *rt) { return rt->mpi || rt->remote; }
 int  rt_processes_agree(Rt *rt, RtRank *r);     // r: NULL before the ranks live
-/* Worker 0 of each rank but 0 brings bytes, worker 0 of rank 0 takes them from one after another. */
+/* Worker 0 of each rank but 0 brings bytes, that of rank 0 takes them from one after another. */
 int  rt_bring(RtWorker *w, const void *p, size_t bytes);
 int  rt_take(RtWorker *w, int from, void *p, size_t bytes);
 

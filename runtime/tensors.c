@@ -446,7 +446,8 @@ int rt_param_shape(const RtParam *p, int64_t shape[2])
 
 /*
  * The first bytes of a file with the values o->first .. o->last of all parameters in
- * program order, length included; a zero behind them. o->at: where each begins in the file; o->end: its end.
+ * program order, length included; a zero behind them. o->at: where each begins in the file;
+ * o->end: its end.
  */
 char *rt_tensors_header(const Rt *rt, RtOutput *o, size_t *bytes)
 {
