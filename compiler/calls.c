@@ -48,24 +48,29 @@ static int func_of(const Plan *p, const Step *s)
     bug("the step table calls a function that was not made: %s", step_text(s));
 }
 
+static void call_add(Plan *p, const Step *s, bool *called)
+{
+    Call c = { .step = *s, .func = func_of(p, s), .after = NONE };
+    c.again = called[c.func];
+    called[c.func] = true;
+    vec_add(&p->calls, c);
+}
+
 void calls_of_table(Plan *p, const Steps *table)
 {
+    Step begin = { STEP_BEGIN, 0, 0, 0, NONE, 0 };
     bool *called = NEWN(bool, p->funcs.n);
     p->calls.n = 0;
-    vec_reserve(&p->calls, table->n);
-    for (int i = 0; i < table->n; i++) {
-        Call c = { .step = table->at[i], .func = func_of(p, &table->at[i]), .after = NONE };
-        c.again = called[c.func];
-        called[c.func] = true;
-        vec_add(&p->calls, c);
-    }
+    vec_reserve(&p->calls, table->n + 1);
+    call_add(p, &begin, called);
+    for (int i = 0; i < table->n; i++)
+        call_add(p, &table->at[i], called);
 }
 
 void calls_of_one(Plan *p)
 {
     Steps t = { 0 };
-    Step s = { STEP_BEGIN, 0, 0, 0, NONE, 0 };
-    vec_add(&t, s);
+    Step s = { STEP_FORWARD, 0, 0, 0, NONE, 0 };
     int64_t m = p->is.batch / p->is.data / p->is.microbatch;
     for (int j = 0; j < m; j++)
         for (int k = 0; k < 2; k++) {

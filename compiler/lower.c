@@ -616,7 +616,7 @@ static void begin_gradients(Part *q)
     Plan *p = q->p;
     for (int i = 0; i < p->units.n; i++) {
         q->grad[i] = (UnitGrad){ .whole = NONE };
-        q->grad[i].first = NEWN(bool, p->units.at[i].npieces);
+        q->grad[i].first = SCRATCHN(bool, p->units.at[i].npieces);
         q->unit_whole[i] = NONE;
     }
 }
@@ -727,11 +727,11 @@ static void keep_unit(Part *q)
 {
     Plan *p = q->p;
     UnitState *s = &q->state[q->slice];
-    s->at = NEWN(ValueList, p->tensors.n);
-    s->op_emitted = NEWN(bool, p->ops.n);
-    s->cluster_emitted = NEWN(bool, q->clusters.n);
-    s->concat = NEWN(ValueId, p->ops.n);
-    s->psum = NEWN(ValueId, q->psums.n);
+    s->at = SCRATCHN(ValueList, p->tensors.n);
+    s->op_emitted = SCRATCHN(bool, p->ops.n);
+    s->cluster_emitted = SCRATCHN(bool, q->clusters.n);
+    s->concat = SCRATCHN(ValueId, p->ops.n);
+    s->psum = SCRATCHN(ValueId, q->psums.n);
     for (int t = 0; t < p->tensors.n; t++)
         s->at[t] = q->spot[t].at;
     for (int i = 0; i < p->ops.n; i++) {
@@ -938,17 +938,17 @@ static void put_front(Part *q)
 {
     Plan *p = q->p;
     int n = p->front.n;
-    for (int i = 0; i < p->insts.n; i++)
-        vec_add(&p->front, p->insts.at[i]);
-    memcpy(&p->insts, &p->front, sizeof p->insts);
-    memset(&p->front, 0, sizeof p->front);
+    vec_reserve(&p->insts, p->insts.n + n);
+    memmove(&p->insts.at[n], p->insts.at, sizeof *p->insts.at * (size_t)p->insts.n);
+    memcpy(p->insts.at, p->front.at, sizeof *p->insts.at * (size_t)n);
+    p->insts.n += n;
+    p->front.n = 0;
     Func begin = { STEP_BEGIN, 0, 0, 0, n };
     vec_add(&p->funcs, begin);
-    for (int i = p->funcs.n - 1; i >= 0; i--) {
-        if (i > 0)
-            p->funcs.at[i] = p->funcs.at[i - 1];
-        if (i > 0)
-            p->funcs.at[i].first += n, p->funcs.at[i].end += n;
+    for (int i = p->funcs.n - 1; i > 0; i--) {
+        p->funcs.at[i] = p->funcs.at[i - 1];
+        p->funcs.at[i].first += n;
+        p->funcs.at[i].end += n;
     }
     p->funcs.at[0] = begin;
 }
@@ -956,17 +956,10 @@ static void put_front(Part *q)
 static void make_calls(Part *q)
 {
     Plan *p = q->p;
-    if (q->whole) {
+    if (q->whole)
         calls_of_one(p);
-        return;
-    }
-    const Steps *t = &p->pipeline->schedule.stage[p->stage];
-    Steps all = { 0 };
-    Step begin = { STEP_BEGIN, 0, 0, 0, NONE, 0 };
-    vec_add(&all, begin);
-    for (int i = 0; i < t->n; i++)
-        vec_add(&all, t->at[i]);
-    calls_of_table(p, &all);
+    else
+        calls_of_table(p, &p->pipeline->schedule.stage[p->stage]);
 }
 
 void lower(Part *q)
@@ -975,8 +968,7 @@ void lower(Part *q)
     int k = p->is.nslices;
     q->whole = p->is.stages == 1 && p->is.chunks == 1 && k == 1;
     q->phase = PHASE_FORWARD;
-    q->state = NEWN(UnitState, k);
-    q->roots = NEWN(KeyRoots, p->ops.n);
+    q->roots = SCRATCHN(KeyRoots, p->ops.n);
     for (int i = 0; i < p->ops.n; i++)
         q->roots[i] = (KeyRoots){ { NONE, NONE }, { NONE, NONE } };
     find_concats(q);
@@ -985,9 +977,9 @@ void lower(Part *q)
     front(q);
     inst_new(q, I_COUNT, NONE, "count the targets");
     front_end(q, PHASE_FORWARD);
-    UnitState **state = NEWN(UnitState *, p->is.chunks);
+    UnitState **state = SCRATCHN(UnitState *, p->is.chunks);
     for (q->chunk_now = 0; q->chunk_now < p->is.chunks; q->chunk_now++) {
-        q->state = state[q->chunk_now] = NEWN(UnitState, k);
+        q->state = state[q->chunk_now] = SCRATCHN(UnitState, k);
         for (int i = 0; i < k; i++)
             unit_forward(q, i);
     }

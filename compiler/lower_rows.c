@@ -409,12 +409,17 @@ static void merge_stats(Build *b, const Stats *stats, ValueId mine, int slots)
 
 /* ---- the program ------------------------------------------------------------------ */
 
-static void begin(Build *b, Part *q, int c, int *node)
+static void begin(Build *b, Part *q, int c)
 {
     Plan *p = q->p;
-    *b = (Build){ .q = q, .g = &q->clusters.at[c], .id = c, .node = node, .nonlinear = NONE,
-                  .rep = 1 };
-    RowGroup *g = b->g;
+    RowGroup *g = &q->clusters.at[c];
+    b->q = q;
+    b->g = g;
+    b->id = c;
+    b->op = g->ops.at[0];
+    b->nonlinear = NONE;
+    b->rep = 1;
+    b->prog = (RowProg){ 0 };
     b->axis = g->width > 1 ? canon(p, axis_of(g->home), 1) : 0;
     b->width = g->width;
     b->parts = g->parts ? g->parts : 1;
@@ -466,9 +471,9 @@ static void finish(Build *b, const Sums *sums)
     r.parts = b->parts;
     r.part_width = b->g->width / (b->g->parts ? b->g->parts : 1);
     r.nargs = b->args.n;
-    r.arg = b->args.at;
+    r.arg = arena_copy(perm, b->args.at, sizeof *r.arg * (size_t)r.nargs);
     r.nnodes = b->nodes.n;
-    r.node = b->nodes.at;
+    r.node = arena_copy(perm, b->nodes.at, sizeof *r.node * (size_t)r.nnodes);
     r.columns = columns_of(b);
     r.axis = b->axis;
     vec_add(&p->rowprogs, r);
@@ -514,23 +519,24 @@ static bool has_roots(const Part *q, const RowGroup *g)
     return false;
 }
 
-/* A table of -1 for a program being built. Building one may ask for another cluster
- * first, so there is a table for each depth. */
-static int *node_table(Part *q, int depth)
+/* Room for a program being built; its table of nodes is all -1. Building one may ask for
+ * another cluster first, so there is one for each depth. */
+static Build *build_room(Part *q, int depth)
 {
-    static VEC(int *) tables;
+    static VEC(Build *) rooms;
     static int n;
     if (n < q->p->tensors.n) {
         n = q->p->tensors.n;
-        tables.n = 0;
+        rooms.n = 0;
     }
-    while (tables.n <= depth) {
-        int *fresh = NEWN(int, n);
+    while (rooms.n <= depth) {
+        Build *fresh = NEW(Build);
+        fresh->node = NEWN(int, n);
         for (int i = 0; i < n; i++)
-            fresh[i] = -1;
-        vec_add(&tables, fresh);
+            fresh->node[i] = -1;
+        vec_add(&rooms, fresh);
     }
-    return tables.at[depth];
+    return rooms.at[depth];
 }
 
 static void forget(Build *b)
@@ -574,34 +580,33 @@ void lower_cluster(Part *q, int c)
     demand_operands(q, c);
     static int depth;
     Phase phase = q->phase;
-    Build b;
+    Build *b = build_room(q, depth++);
     Sums sums = { 0 };
     Stats stats = { 0 };
-    begin(&b, q, c, node_table(q, depth++));
-    b.op = g->ops.at[0];
-    settle_operands(&b);
-    int slots = count_slots(&b, &stats);
+    begin(b, q, c);
+    settle_operands(b);
+    int slots = count_slots(b, &stats);
     ValueId mine = NONE;
     if (slots) {
         Axes rows = canon(p, g->home == 'A' ? AX_X | AX_YK : AX_X | AX_Z, 1);
         mine = value_matrix(q, rows_of(q, rows), slots, D_REAL, BUF_WORK, "statistics");
-        p->values.at[mine].layout = (Layout){ .rows = rows, .partial = b.axis, .rep = 1 };
-        build_stats(&b, &stats, mine, slots);
+        p->values.at[mine].layout = (Layout){ .rows = rows, .partial = b->axis, .rep = 1 };
+        build_stats(b, &stats, mine, slots);
     }
     for (int i = 0; i < g->ops.n; i++) {
         Op o = p->ops.at[g->ops.at[i]];
         if (o.kind == OP_COLSUM)
-            column_sum(&b, g->ops.at[i], &sums);
-        else if (q->spot[o.out[0]].stored && !is_cut(&b, &o))
-            store(&b, &o);
+            column_sum(b, g->ops.at[i], &sums);
+        else if (q->spot[o.out[0]].stored && !is_cut(b, &o))
+            store(b, &o);
     }
-    if (b.nonlinear != NONE)
-        bug("a pending sum over y meets `%s`, which is not linear", p->ops.at[b.op].name);
-    finish(&b, &sums);
-    forget(&b);
-    depth--;
+    if (b->nonlinear != NONE)
+        bug("a pending sum over y meets `%s`, which is not linear", p->ops.at[b->op].name);
+    finish(b, &sums);
+    forget(b);
     if (slots)
-        merge_stats(&b, &stats, mine, slots);
+        merge_stats(b, &stats, mine, slots);
+    depth--;
     bool more = q->in_chunk && (q->ichunk + 1) * q->chunk < q->T / p->is.x;
     for (int i = 0; i < sums.n && !more; i++)
         weight_grad_done(q, sums.at[i].unit, sums.at[i].op);

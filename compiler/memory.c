@@ -389,23 +389,30 @@ static void place_all(Plan *p)
     place_regions(p, regions, nregions);
 }
 
+static void place_stage(Plan *p)
+{
+    find_lives(p);
+    find_ahead(p);
+    if (p->is.stages > 1 || p->is.chunks > 1 || p->is.nslices > 1) {
+        place_all(p);
+        return;
+    }
+    Group all = { 0 };
+    for (int i = 0; i < p->buffers.n; i++)
+        vec_add(&all, i);
+    p->block_bytes = place_persistent(p);
+    p->block_bytes += place_buffers(p, &all, p->block_bytes);
+}
+
 void memory_place(Plan *p)
 {
     for (int r = 0; r < (p->stages && p->stage == 0 ? p->is.stages : 1); r++) {
         Plan *s = p->stages && p->stage == 0 ? p->stages[r] : p;
         if (s->insts.n == 0 || s->placed)
             continue;
+        Aside aside = aside_begin();
+        place_stage(s);
         s->placed = true;
-        find_lives(s);
-        find_ahead(s);
-        if (s->is.stages == 1 && s->is.chunks == 1 && s->is.nslices == 1) {
-            Group all = { 0 };
-            for (int i = 0; i < s->buffers.n; i++)
-                vec_add(&all, i);
-            s->block_bytes = place_persistent(s);
-            s->block_bytes += place_buffers(s, &all, s->block_bytes);
-        } else {
-            place_all(s);
-        }
+        aside_end(aside);
     }
 }

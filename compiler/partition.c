@@ -52,45 +52,41 @@ static void look_around(Part *q, Plan *p)
     cluster_ops(q);
 }
 
-static void *copied(const void *at, size_t bytes)
-{
-    void *out = arena_get(perm, bytes);
-    if (bytes)
-        memcpy(out, at, bytes);
-    return out;
-}
-
-/* `common` for one stage, which writes into its own copies. */
+/* `common` for one stage, which writes into copies: they are gone when it is laid out. */
 static Part part_of_stage(const Part *common, Plan *p)
 {
     Part q = *common;
     q.p = p;
-    q.spot = copied(q.spot, sizeof *q.spot * (size_t)(p->tensors.n + 2 * p->params.n));
-    q.info = copied(q.info, sizeof *q.info * (size_t)p->ops.n);
-    q.clusters.at = copied(q.clusters.at, sizeof *q.clusters.at * (size_t)q.clusters.n);
-    q.psums.at = copied(q.psums.at, sizeof *q.psums.at * (size_t)q.psums.n);
+    size_t spots = (size_t)p->tensors.n + 2 * (size_t)p->params.n, ops = (size_t)p->ops.n;
+    size_t clusters = (size_t)q.clusters.n, psums = (size_t)q.psums.n;
+    q.spot = arena_copy(scratch, q.spot, spots * sizeof *q.spot);
+    q.info = arena_copy(scratch, q.info, ops * sizeof *q.info);
+    q.clusters.at = arena_copy(scratch, q.clusters.at, clusters * sizeof *q.clusters.at);
+    q.psums.at = arena_copy(scratch, q.psums.at, psums * sizeof *q.psums.at);
     q.clusters.cap = q.clusters.n;
     q.psums.cap = q.psums.n;
-    q.param_unit = NEWN(int, p->params.n);
-    q.param_nunits = NEWN(int, p->params.n);
-    q.concat = NEWN(ValueId, p->ops.n);
+    q.param_unit = SCRATCHN(int, p->params.n);
+    q.param_nunits = SCRATCHN(int, p->params.n);
+    q.concat = SCRATCHN(ValueId, p->ops.n);
     return q;
 }
 
 static void lay_out_stage(const Part *common, Plan *p)
 {
+    Mark mark = arena_mark(scratch);
     Part q = part_of_stage(common, p);
     p->rowmaps.n = p->units.n = p->values.n = p->rowprogs.n = p->insts.n = p->buffers.n = 0;
     p->funcs.n = p->calls.n = p->front.n = 0;
     p->placed = false;
     place_params(&q);
     place_units(&q);
-    q.grad = NEWN(UnitGrad, p->units.n);
-    q.unit_whole = NEWN(ValueId, p->units.n);
-    q.unit_phase = NEWN(Phase, p->units.n);
-    q.unit_turn = NEWN(int, p->units.n);
+    q.grad = SCRATCHN(UnitGrad, p->units.n);
+    q.unit_whole = SCRATCHN(ValueId, p->units.n);
+    q.unit_phase = SCRATCHN(Phase, p->units.n);
+    q.unit_turn = SCRATCHN(int, p->units.n);
     lower(&q);
     memory_place(p);
+    arena_release(scratch, mark);
 }
 
 /* Plans of the other stages: the graph and the choices shared, the rest their own. */

@@ -53,10 +53,7 @@ TensorId tensor_add(Plan *p, TensorKind kind, const char *name, Loc loc, int64_t
 
 static TensorId *copy_ids(int n, const TensorId *ids)
 {
-    TensorId *copy = NEWN(TensorId, n > 0 ? n : 1);
-    for (int i = 0; i < n; i++)
-        copy[i] = ids[i];
-    return copy;
+    return arena_copy(perm, ids, sizeof *ids * (size_t)n);
 }
 
 OpId op_add(Plan *p, OpKind kind, Phase phase, const char *name, Loc loc,
@@ -94,24 +91,17 @@ int64_t axes_size(const Plan *p, Axes axes, int rep)
 static const char *y_word(Axes axes, int rep)
 {
     if ((axes & AX_Y) == AX_Y || rep <= 1)
-        return "y";
-    return axes & AX_YK ? "y (1 of 2)" : "y (2 of 2)";
+        return " y";
+    return axes & AX_YK ? " y (1 of 2)" : " y (2 of 2)";
 }
 
 const char *axes_word(Axes axes, int rep)
 {
-    Text t = { 0 };
-    if (axes & AX_STAGE)
-        text_add(&t, " stage");
-    if (axes & AX_DATA)
-        text_add(&t, " data");
-    if (axes & AX_X)
-        text_add(&t, " x");
-    if (axes & AX_Y)
-        text_add(&t, " %s", y_word(axes, rep));
-    if (axes & AX_Z)
-        text_add(&t, " z");
-    return t.n ? str_of(t.at + 1, t.n - 1) : "";
+    char text[64];
+    int n = snprintf(text, sizeof text, "%s%s%s%s%s", axes & AX_STAGE ? " stage" : "",
+                     axes & AX_DATA ? " data" : "", axes & AX_X ? " x" : "",
+                     axes & AX_Y ? y_word(axes, rep) : "", axes & AX_Z ? " z" : "");
+    return n ? str_of(text + 1, (size_t)n - 1) : "";
 }
 
 int64_t buffer_bytes(const Plan *p, const Buffer *b)

@@ -536,7 +536,7 @@ void partition_choose(Plan *p);
 /* calls.c     Functions and step table of a plan of one stage and one slice, from its insts. */
 void funcs_of_one(Plan *p);
 void calls_of_one(Plan *p);
-void calls_of_table(Plan *p, const Steps *table);       // of one stage; BEGIN included
+void calls_of_table(Plan *p, const Steps *table);       // of one stage; BEGIN in front of it
 /* memory.c    needs insts; fills buffers' lives and offsets, block_bytes; of a stage once, until
  * `placed` is false again. */
 void memory_place(Plan *p);

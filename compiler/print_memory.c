@@ -182,6 +182,7 @@ static void add_in_flight(const Parts *all, Peak *peak)
 
 Peak print_peak(const Plan *p)
 {
+    Aside aside = aside_begin();
     Peak peak = { 0 };
     Parts all = find_parts(p);
     const Part *largest = &all.own[0];
@@ -196,22 +197,18 @@ Peak print_peak(const Plan *p)
         }
     if (!is_one_part(p))
         add_in_flight(&all, &peak);
+    aside_end(aside);
     return peak;
 }
 
 int64_t print_block_under(const Plan *p, int r, ScheduleKind kind)
 {
+    Aside aside = aside_begin();
     Plan other = *plan_stage(p, r);
     Schedule s = p->pipeline->schedule;
     s.kind = kind;
     s.stage = NULL;
     schedule_build(&s);
-    Steps all = { 0 };
-    vec_reserve(&all, s.stage[r].n + 1);
-    Step begin = { STEP_BEGIN, 0, 0, 0, NONE, 0 };
-    vec_add(&all, begin);
-    for (int i = 0; i < s.stage[r].n; i++)
-        vec_add(&all, s.stage[r].at[i]);
     memset(&other.calls, 0, sizeof other.calls);
     memset(&other.buffers, 0, sizeof other.buffers);
     vec_reserve(&other.buffers, plan_stage(p, r)->buffers.n);
@@ -219,8 +216,9 @@ int64_t print_block_under(const Plan *p, int r, ScheduleKind kind)
         vec_add(&other.buffers, plan_stage(p, r)->buffers.at[i]);
     other.stages = NULL;
     other.placed = false;
-    calls_of_table(&other, &all);
+    calls_of_table(&other, &s.stage[r]);
     memory_place(&other);
+    aside_end(aside);
     return other.block_bytes;
 }
 

@@ -202,17 +202,19 @@ static double end_of_next(const Line *l, int r)
 void schedule_build(Schedule *s)
 {
     int P = s->P, units = s->m * s->k * s->v;
+    if (s->stage == NULL)
+        s->stage = NEWN(Steps, P);
+    for (int r = 0; r < P; r++) {
+        s->stage[r].n = 0;
+        vec_reserve(&s->stage[r], units * (P > 1 ? 6 : 2) + 2);
+    }
+    Aside aside = aside_begin();
     Line l = { .s = s, .forward = forward_order(s), .nforward = NEWN(int, P),
                .nbackward = NEWN(int, P), .warmup = NEWN(int, P), .free_at = NEWN(double, P),
                .end = NEWN(double, P), .done = NEWN(double, (size_t)2 * units * P) };
     l.backward = backward_order(s, &l.forward);
-    if (s->stage == NULL)
-        s->stage = NEWN(Steps, P);
-    for (int r = 0; r < P; r++) {
+    for (int r = 0; r < P; r++)
         l.warmup[r] = schedule_warmup(s, r);
-        s->stage[r].n = 0;
-        vec_reserve(&s->stage[r], units * (P > 1 ? 6 : 2) + 2);
-    }
     for (int r = 0; r < P; r++)
         l.end[r] = end_of_next(&l, r);
     for (int left = P * 2 * units; left > 0; left--) {
@@ -236,6 +238,7 @@ void schedule_build(Schedule *s)
         vec_add(&s->stage[r], sync);
         vec_add(&s->stage[r], update);
     }
+    aside_end(aside);
 }
 
 /* ---- checks ---------------------------------------------------------------------- */

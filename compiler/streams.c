@@ -278,6 +278,7 @@ static void number_events(Streams *s, const Func *f, Ints *busy)
 /* Orders f; and with it `more`, which goes on where f's last call ends, or NULL. */
 static void order_function(Plan *p, const Func *f, const Func *more)
 {
+    Aside aside = aside_begin();
     const Func *const part[] = { f, more };
     int n = (more ? more : f)->end - f->first;
     Streams s = { .p = p, .known = (int (*)[STREAMS])NEWN(int, STREAMS * (n + 1)),
@@ -295,6 +296,7 @@ static void order_function(Plan *p, const Func *f, const Func *more)
             order_inst(&s, i);
     for (int k = 0; k < 2 && part[k]; k++)
         number_events(&s, part[k], &busy);
+    aside_end(aside);
 }
 
 /* ---- passes ---------------------------------------------------------------------------- */
@@ -418,6 +420,7 @@ static void see(Seen *s, const Touch *x)
 
 static void after_calls(Plan *p)
 {
+    Aside aside = aside_begin();
     Touches *t = function_touches(p);
     Seen seen[2] = { { { 0 }, 0 }, { { 0 }, 0 } };      // of passes on COMPUTE; of transfers
     for (int i = 0; i < p->calls.n; i++) {
@@ -437,6 +440,7 @@ static void after_calls(Plan *p)
             see(&seen[mine], &x);
         }
     }
+    aside_end(aside);
 }
 
 void streams_order(Plan *p)

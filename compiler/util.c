@@ -13,14 +13,16 @@
 
 /* ---- arena ---------------------------------------------------------------- */
 
-enum { CHUNK_BYTES = 1 << 18, ALIGN = 16 };
+/* TUNING: chunks of at least the first size; larger than the second, they are not kept. */
+enum { CHUNK_BYTES = 1 << 18, KEPT_BYTES = 1 << 23, ALIGN = 16 };
 
 typedef struct Chunk Chunk;
 struct Chunk {
     Chunk *next;
     size_t used, size;          // bytes behind the head
 };
-struct Arena { Chunk *top; };   // the chunk that serves small requests
+/* Chunks in the order in which they serve; those behind `top` are empty. */
+struct Arena { Chunk *first, *top; };
 
 static Arena perm_arena, scratch_arena;
 Arena *perm = &perm_arena;
@@ -51,44 +53,72 @@ void *arena_get(Arena *a, size_t bytes)
     if (bytes > SIZE_MAX / 4)
         die(EXIT_WORLD, "out of memory (%zu bytes were asked for)", bytes);
     size_t n = (bytes + (bytes == 0) + ALIGN - 1) / ALIGN * ALIGN;
-    Chunk *c = a->top;
 
-    if (c && c->size - c->used >= n) {
-        void *p = chunk_data(c) + c->used;
-        c->used += n;
-        return p;
+    if (a->top == NULL || a->top->size - a->top->used < n) {
+        Chunk **next = a->top ? &a->top->next : &a->first;
+        if (*next == NULL || (*next)->size < n) {
+            Chunk *fresh = chunk_new(n > CHUNK_BYTES / 4 ? n + CHUNK_BYTES : CHUNK_BYTES);
+            fresh->next = *next;
+            *next = fresh;
+        }
+        a->top = *next;
     }
-    if (c && n > CHUNK_BYTES / 4) {     // large: a chunk of its own, below the top
-        Chunk *big = chunk_new(n);
-        big->used = n;
-        big->next = c->next;
-        c->next = big;
-        return chunk_data(big);
-    }
-    Chunk *fresh = chunk_new(n > CHUNK_BYTES ? n : CHUNK_BYTES);
-    fresh->used = n;
-    fresh->next = a->top;
-    a->top = fresh;
-    return chunk_data(fresh);
+    void *p = chunk_data(a->top) + a->top->used;
+    a->top->used += n;
+    return p;
 }
 
-void arena_reset(Arena *a)
+void *arena_copy(Arena *a, const void *at, size_t bytes)
 {
-    Chunk *keep = NULL;
+    void *out = arena_get(a, bytes);
 
-    for (Chunk *c = a->top, *next; c; c = next) {
-        next = c->next;
-        if (!keep && c->size == CHUNK_BYTES)
-            keep = c;
-        else
+    if (bytes)
+        memcpy(out, at, bytes);
+    return out;
+}
+
+Mark arena_mark(const Arena *a)
+{
+    return (Mark){ a->top, a->top ? a->top->used : 0 };
+}
+
+void arena_release(Arena *a, Mark m)
+{
+    Chunk *from = m.top, **end = from ? &from->next : &a->first;
+    Chunk *last = a->top ? a->top->next : NULL;
+
+    if (from) {
+        memset(chunk_data(from) + m.used, 0, from->used - m.used);
+        from->used = m.used;
+    }
+    while (*end != last) {
+        Chunk *c = *end;
+        if (c->size > KEPT_BYTES) {
+            *end = c->next;
             munmap(c, chunk_bytes(c->size));
+            continue;
+        }
+        memset(chunk_data(c), 0, c->used);
+        c->used = 0;
+        end = &c->next;
     }
-    if (keep) {
-        memset(chunk_data(keep), 0, keep->used);
-        keep->used = 0;
-        keep->next = NULL;
-    }
-    a->top = keep;
+    a->top = from;
+}
+
+void arena_reset(Arena *a) { arena_release(a, (Mark){ NULL, 0 }); }
+
+Aside aside_begin(void)
+{
+    Aside a = { perm, arena_mark(scratch) };
+
+    perm = scratch;
+    return a;
+}
+
+void aside_end(Aside a)
+{
+    perm = a.perm;
+    arena_release(scratch, a.mark);
 }
 
 /* ---- vector --------------------------------------------------------------- */
@@ -138,7 +168,7 @@ static void interned_grow(void)
     size_t cap = interned.cap;
 
     interned.cap = cap ? cap * 2 : 1024;
-    interned.at = arena_get(perm, interned.cap * sizeof(Slot));
+    interned.at = arena_get(&perm_arena, interned.cap * sizeof(Slot));
     for (size_t i = 0; i < cap; i++) {
         if (old[i].text)
             *slot_of(old[i].text, old[i].n, old[i].hash) = old[i];
@@ -152,7 +182,7 @@ const char *str_of(const char *text, size_t n)
     uint64_t hash = hash_bytes(text, n, 0);
     Slot *s = slot_of(text, n, hash);
     if (!s->text) {
-        char *copy = arena_get(perm, n + 1);
+        char *copy = arena_get(&perm_arena, n + 1);
         if (n)
             memcpy(copy, text, n);
         *s = (Slot){ copy, n, hash };

@@ -3,7 +3,8 @@
  * string, string map. Nothing here knows about Transformers.
  *
  * Lifetimes have names: `perm` lives as long as the compile, `scratch` is
- * emptied after each pass by the loop in main.c. Nothing is freed by hand.
+ * emptied after each pass by the loop in main.c. Nothing is freed by hand; what a
+ * function needs for a while it takes between a mark and its release.
  * Memory comes zeroed; running out of it ends the process with status 4.
  */
 #ifndef UTIL_H
@@ -25,9 +26,22 @@ extern Arena *perm;         // the whole compile
 extern Arena *scratch;      // one pass
 
 void *arena_get(Arena *a, size_t bytes);    // zeroed, 16-byte aligned
+void *arena_copy(Arena *a, const void *at, size_t bytes);
+typedef struct { void *top; size_t used; } Mark;
+Mark  arena_mark(const Arena *a);
+void  arena_release(Arena *a, Mark m);      // what was taken since is gone
 void  arena_reset(Arena *a);                // all memory of `a` is gone
 #define NEW(T)            ((T *)arena_get(perm, sizeof(T)))
 #define NEWN(T, n)        ((T *)arena_get(perm, sizeof(T) * (size_t)(n)))
+#define SCRATCHN(T, n)    ((T *)arena_get(scratch, sizeof(T) * (size_t)(n)))
+
+/*
+ * For a while NEW, NEWN and vectors take from `scratch`, and all that they took is gone at the
+ * end. Interned strings stay. May be nested; nobody resets `scratch` meanwhile.
+ */
+typedef struct { Arena *perm; Mark mark; } Aside;
+Aside aside_begin(void);
+void  aside_end(Aside a);
 
 /*
  * Growable vector: VEC(Op) ops; vec_add(&ops, op); ops.at[i]; ops.n.

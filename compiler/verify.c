@@ -483,8 +483,10 @@ static const Check checks[] = {
     { "calls",             verify_calls,   ON_INSTS },      // names its own checks
 };
 
+/* What it makes is gone afterwards: it keeps nothing but the count of what failed. */
 static void verify_stage(Verify *v)
 {
+    Aside aside = aside_begin();
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
         if (checks[i].needs == ON_INSTS && v->p->insts.n == 0)
             continue;
@@ -493,6 +495,7 @@ static void verify_stage(Verify *v)
         v->check = checks[i].name;
         checks[i].run(v);
     }
+    aside_end(aside);
 }
 
 int verify_plan(const Plan *p, const char *after, FILE *f)
