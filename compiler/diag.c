@@ -152,6 +152,8 @@ static int width_of(uint32_t c)
         { 0x1f900, 0x1f9ff, 2 }, { 0x20000, 0x3fffd, 2 },
     };
 
+    if (c < ranges[0].first)
+        return 1;
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
         if (c >= ranges[i].first && c <= ranges[i].last)
             return ranges[i].width;

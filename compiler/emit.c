@@ -23,13 +23,12 @@ static int32_t text(Emit *m, const char *s)
 {
     if (s == NULL)
         return -1;
-    int at = map_get(m->texts, s);
-    if (at >= 0)
-        return at;
-    at = (int)m->e->text.n;
-    text_bytes(&m->e->text, s, strlen(s) + 1);
-    map_put(m->texts, s, at);
-    return at;
+    int *at = map_at(m->texts, s);
+    if (*at < 0) {
+        *at = (int)m->e->text.n;
+        text_bytes(&m->e->text, s, strlen(s) + 1);
+    }
+    return *at;
 }
 
 static RtRef ref(const Emit *m, ValueId id)

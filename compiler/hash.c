@@ -16,16 +16,20 @@ static uint64_t hash_text(uint64_t h, const char *s) { return hash_bytes(s, strl
 static uint64_t model_hash(const Plan *p)
 {
     uint64_t h = 0xcbf29ce484222325u;
+    Text t = { 0 };                 // the same room for all
     for (int i = 0; i < p->params.n; i++) {
         const Param *w = &p->params.at[i];
-        h = hash_text(h, str_fmt("%s %d %" PRId64 " %" PRId64, w->name, w->kind, w->rows,
-                                 w->width));
+        t.n = 0;
+        text_add(&t, "%s %d %" PRId64 " %" PRId64, w->name, w->kind, w->rows, w->width);
+        h = hash_text(h, t.at);
     }
     for (int i = 0; i < p->nforward; i++) {
         const Op *o = &p->ops.at[i];
-        h = hash_text(h, str_fmt("%s %s %g %d %d %d %d %" PRId64 " %g %g %g %" PRId64 " %d",
-            op_word[o->kind], o->name, o->c, o->parts, o->heads, o->kv_heads, o->causal, o->window,
-            o->scale, o->softcap, o->theta, o->rotary, o->interleaved));
+        t.n = 0;
+        text_add(&t, "%s %s %g %d %d %d %d %" PRId64 " %g %g %g %" PRId64 " %d",
+                 op_word[o->kind], o->name, o->c, o->parts, o->heads, o->kv_heads, o->causal,
+                 o->window, o->scale, o->softcap, o->theta, o->rotary, o->interleaved);
+        h = hash_text(h, t.at);
     }
     return h;
 }

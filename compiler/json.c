@@ -1,34 +1,39 @@
 /*
- * json.c - writing JSON.
+ * json.c - writing JSON. One thread: nothing is locked.
  */
 #include "json.h"
+
+/* Text without end mark. */
+static void put(Json *j, const char *s, size_t n) { fwrite_unlocked(s, 1, n, j->f); }
 
 static void sep(Json *j)
 {
     if (!j->first)
-        fputc(',', j->f);
+        putc_unlocked(',', j->f);
     j->first = false;
     if (j->depth <= 2) {
-        fputc('\n', j->f);
+        putc_unlocked('\n', j->f);
         for (int i = 0; i < j->depth; i++)
-            fputs("  ", j->f);
+            put(j, "  ", 2);
     } else
-        fputc(' ', j->f);
+        putc_unlocked(' ', j->f);
 }
 
 static void quoted(Json *j, const char *s)
 {
-    fputc('"', j->f);
-    for (; *s; s++) {
-        unsigned char c = (unsigned char)*s;
-        if (c == '"' || c == '\\')
-            fprintf(j->f, "\\%c", c);
-        else if (c < 0x20)
-            fprintf(j->f, "\\u%04x", c);
-        else
-            fputc(c, j->f);
+    putc_unlocked('"', j->f);
+    while (*s) {
+        size_t n = 0;
+        while ((unsigned char)s[n] >= 0x20 && s[n] != '"' && s[n] != '\\')
+            n++;
+        put(j, s, n);
+        s += n;
+        if (*s == '"' || *s == '\\')
+            fprintf(j->f, "\\%c", *s++);
+        else if (*s)
+            fprintf(j->f, "\\u%04x", (unsigned char)*s++);
     }
-    fputc('"', j->f);
+    putc_unlocked('"', j->f);
 }
 
 void json_key(Json *j, const char *name)
@@ -36,14 +41,14 @@ void json_key(Json *j, const char *name)
     sep(j);
     if (name) {
         quoted(j, name);
-        fputs(": ", j->f);
+        put(j, ": ", 2);
     }
 }
 
 void json_begin(Json *j, const char *name, char bracket)
 {
     json_key(j, name);
-    fputc(bracket, j->f);
+    putc_unlocked(bracket, j->f);
     j->first = true;
     j->depth++;
 }
@@ -52,12 +57,12 @@ void json_end(Json *j, char bracket)
 {
     j->depth--;
     if (!j->first && j->depth < 2) {
-        fputc('\n', j->f);
+        putc_unlocked('\n', j->f);
         for (int i = 0; i < j->depth; i++)
-            fputs("  ", j->f);
+            put(j, "  ", 2);
     } else if (!j->first)
-        fputc(' ', j->f);
-    fputc(bracket, j->f);
+        putc_unlocked(' ', j->f);
+    putc_unlocked(bracket, j->f);
     j->first = false;
 }
 
@@ -67,20 +72,27 @@ void json_text(Json *j, const char *name, const char *s)
     if (s)
         quoted(j, s);
     else
-        fputs("null", j->f);
+        put(j, "null", 4);
 }
 
 void json_integer(Json *j, const char *name, int64_t n)
 {
+    char digits[24], *at = digits + sizeof digits;
+    uint64_t rest = n < 0 ? -(uint64_t)n : (uint64_t)n;
     json_key(j, name);
-    fprintf(j->f, "%" PRId64, n);
+    do
+        *--at = (char)('0' + rest % 10);
+    while (rest /= 10);
+    if (n < 0)
+        *--at = '-';
+    put(j, at, (size_t)(digits + sizeof digits - at));
 }
 
 void json_real(Json *j, const char *name, double x)
 {
     json_key(j, name);
     if (!isfinite(x))
-        fputs("null", j->f);
+        put(j, "null", 4);
     else if (floor(x) == x && fabs(x) < 9e15)
         fprintf(j->f, "%.0f", x);
     else
@@ -90,5 +102,5 @@ void json_real(Json *j, const char *name, double x)
 void json_null(Json *j, const char *name)
 {
     json_key(j, name);
-    fputs("null", j->f);
+    put(j, "null", 4);
 }

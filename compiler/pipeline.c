@@ -85,14 +85,19 @@ static StageMemory static_memory(const Pipeline *q, int r)
 
 /* ---- the slice programme's view ------------------------------------------------------- */
 
-/* Stages that cost the same are one kind. Passes of an empty context are kept by length. */
+/* Stages that cost the same are one kind. Of the sections of each, passes of an empty context are
+ * kept by length; what context adds is found once for all that have the same attention. */
+typedef struct { bool known; PassCost pass; double sends[2]; } Base;
+typedef struct { int64_t l, c; PassCost pass; } Context;
 typedef struct {
     Pipeline *q;
     double b;
     int64_t grain;
     int nkinds, *kind_stage, *kind_count;
-    struct { bool known; PassCost pass; double sends[2]; } *base;   // [kind][l / grain]
-    int64_t per_kind;
+    Base *base;                     // [kind][chunk][l / grain]
+    int64_t lengths;
+    int *same;                      // [kind][chunk]: the first section with the same attention
+    Context *context;               // by that section: the last that was asked for
 } View;
 
 static bool same_stage(const Pipeline *q, int a, int b)
@@ -126,35 +131,59 @@ static void view_kinds(View *v)
     }
 }
 
+/* Section of chunk `ch` of a kind's first stage. */
+static int section_of(const View *v, int kind, int ch)
+{
+    return ch * v->q->P + v->kind_stage[kind];
+}
+
+static Base base_of(const View *v, int i, int64_t l)
+{
+    const Pipeline *q = v->q;
+    return (Base){ true, stretch_base(q->cost, &q->section[i], v->b, (double)l),
+                   { cut_seconds(q, i, true, v->b * (double)l),
+                     cut_seconds(q, i - 1, false, v->b * (double)l) } };
+}
+
+static const PassCost *context_of(View *v, int i, int same, int64_t l, int64_t c)
+{
+    Context *x = &v->context[same];
+    if (x->l != l || x->c != c)
+        *x = (Context){ l, c, stretch_context(v->q->cost, &v->q->section[i], v->b, (double)l,
+                                              (double)c) };
+    return &x->pass;
+}
+
+static void view_same(View *v)
+{
+    const Pipeline *q = v->q;
+    v->same = NEWN(int, v->nkinds * q->v);
+    for (int at = 0; at < v->nkinds * q->v; at++) {
+        const Stretch *s = &q->section[section_of(v, at / q->v, at % q->v)];
+        int k = 0;
+        while (k < at && !stretch_same_context(q->cost, s,
+                                               &q->section[section_of(v, k / q->v, k % q->v)]))
+            k++;
+        v->same[at] = k;
+    }
+}
+
 static void slice_seconds(void *arg, int kind, int64_t l, int64_t c, double *f, double *b)
 {
     View *v = arg;
     const Pipeline *q = v->q;
-    int r = v->kind_stage[kind];
     for (int ch = 0; ch < q->v; ch++) {
-        int i = ch * q->P + r;
-        PassCost base;
-        double sends[2];
-        int64_t at = (kind * q->v + ch) * v->per_kind + l / v->grain;
-        bool keep = l % v->grain == 0;
-        if (keep && v->base[at].known) {
-            base = v->base[at].pass;
-            sends[0] = v->base[at].sends[0];
-            sends[1] = v->base[at].sends[1];
-        } else {
-            base = stretch_base(q->cost, &q->section[i], v->b, (double)l);
-            sends[0] = cut_seconds(q, i, true, v->b * (double)l);
-            sends[1] = cut_seconds(q, i - 1, false, v->b * (double)l);
-            if (keep) {
-                v->base[at].known = true;
-                v->base[at].pass = base;
-                v->base[at].sends[0] = sends[0];
-                v->base[at].sends[1] = sends[1];
-            }
-        }
-        PassCost a = stretch_after(q->cost, &q->section[i], base, v->b, (double)l, (double)c);
-        *f += seconds_total(&a.forward) + sends[0];
-        *b += seconds_total(&a.backward) + sends[1];
+        int i = section_of(v, kind, ch), at = kind * q->v + ch;
+        Base *known = &v->base[at * v->lengths + l / v->grain], other;
+        if (l % v->grain) {
+            other = base_of(v, i, l);
+            known = &other;
+        } else if (!known->known)
+            *known = base_of(v, i, l);
+        PassCost a = stretch_after(q->cost, &q->section[i], known->pass,
+                                   context_of(v, i, v->same[at], l, c));
+        *f += seconds_total(&a.forward) + known->sends[0];
+        *b += seconds_total(&a.backward) + known->sends[1];
     }
 }
 
@@ -230,8 +259,10 @@ static View *view_new(Pipeline *q, int64_t b, SliceProblem *out)
     v->b = (double)b;
     v->grain = grain_of(p, b);
     view_kinds(v);
-    v->per_kind = p->is.sequence / v->grain + 1;
-    v->base = arena_get(perm, sizeof *v->base * (size_t)(v->per_kind * v->nkinds * q->v));
+    v->lengths = p->is.sequence / v->grain + 1;
+    v->base = NEWN(Base, v->lengths * v->nkinds * q->v);
+    v->context = NEWN(Context, v->nkinds * q->v);
+    view_same(v);
     *out = (SliceProblem){ .tokens = p->is.sequence, .grain = v->grain, .stages = q->P,
         .microbatches = p->is.batch / p->is.data / b, .separate = true, .time = slice_seconds,
         .arg = v, .nkinds = v->nkinds, .kind_stages = v->kind_count, .candidates = 4,
@@ -662,11 +693,17 @@ static void choose_feed(Pipeline *q)
     vec_sort(q->feeds, by_formula);
     if (q->feeds.n > SIMULATED && !shares_cores(q))
         q->feeds.n = SIMULATED;
+    int64_t most = 0;
     for (int i = 0; i < q->feeds.n; i++) {
-        Feed *f = &q->feeds.at[i];
-        price(q, f->b);
-        build(q, f, false);
-        f->step_s = q->sim.step_s;
+        const Feed *f = &q->feeds.at[i];
+        most = f->m * f->k * q->v > most ? f->m * f->k * q->v : most;
+    }
+    schedule_reserve(&q->schedule, q->P, (int)most);
+    for (int i = q->feeds.n; i-- > 0;) {        // the likely winner last: it need not be built again
+        q->feed = q->feeds.at[i];
+        price(q, q->feed.b);
+        build(q, &q->feed, false);
+        q->feeds.at[i].step_s = q->sim.step_s;
     }
     vec_sort(q->feeds, by_step);
 }
@@ -700,8 +737,9 @@ Pipeline *pipeline_plan(Plan *p, bool turns_only, bool blocking, bool on_paper)
     choose_feed(q);
     if (diag_errors() || q->feeds.n == 0)
         return NULL;
+    bool is_built = q->feed.slice == q->feeds.at[0].slice;
     q->feed = q->feeds.at[0];
-    if (q->feeds.n > 1 || on_paper) {       // a lone candidate has just been built
+    if (!is_built || on_paper) {
         price(q, q->feed.b);
         build(q, &q->feed, on_paper);
     }

@@ -181,12 +181,14 @@ void     stretch_cut(const Cost *c, int n, int *turns);
 double   stretch_weight(const Cost *c, int class);      // those seconds; 0 for NONE
 Seconds  seconds_sum(Seconds a, Seconds b, double times);       // a + times * b
 double   seconds_total(const Seconds *s);
-/* A pass of b sequences of l tokens after c; base: without context and without starting
- * kernels, which stretch_after adds. */
+/* A pass of b sequences of l tokens after c. It is put together by stretch_after from what it
+ * takes without context, and what attention adds for that; which is the same for stretches that
+ * have the same turns with attention. */
 PassCost stretch_pass(const Cost *c, const Stretch *s, double b, double l, double context);
 PassCost stretch_base(const Cost *c, const Stretch *s, double b, double l);
-PassCost stretch_after(const Cost *c, const Stretch *s, PassCost base, double b, double l,
-                       double context);
+PassCost stretch_context(const Cost *c, const Stretch *s, double b, double l, double context);
+PassCost stretch_after(const Cost *c, const Stretch *s, PassCost base, const PassCost *more);
+bool     stretch_same_context(const Cost *c, const Stretch *s, const Stretch *t);
 /* Bytes of a token at the end of a section, of all ranks of a stage. */
 int64_t  stretch_cut_bytes(const Cost *c, const Stretch *s);
 /* Seconds to send so many tokens over the end of section i of n, or back over it. */
@@ -216,6 +218,7 @@ enum { SCHEDULE_UNITS = 1 << 22 };
 bool schedule_fits(const Schedule *s);
 /* Fills s->stage from everything above it. */
 void schedule_build(Schedule *s);
+void schedule_reserve(Schedule *s, int P, int units);   // room for all that will be built
 
 /* Numbers of the schedule, by formula (design.md 3); units are (microbatch, slice, chunk). */
 int schedule_warmup(const Schedule *s, int r);      // forwards before the first backward

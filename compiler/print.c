@@ -21,10 +21,12 @@ const char *print_turnless(const char *name, int turn)
     static Text t;                  // the same room for every name
     bool found = false;
     t.n = 0;
+    text_bytes(&t, name, strlen(name));     // as long at most
+    char *out = t.at;
     for (const char *s = name; *s;) {
         if (!is_digit(*s) || (s > name && is_digit(s[-1]))) {
             found &= *s != '+';     // "h.0.q+h.0.k": every name has its turn
-            text_bytes(&t, s++, 1);
+            *out++ = *s++;
             continue;
         }
         const char *e = s;
@@ -33,13 +35,14 @@ const char *print_turnless(const char *name, int turn)
         bool dotted = (s == name || s[-1] == '.' || s[-1] == '+') && *e == '.';
         bool is_turn = turn >= 0 ? !found && strtol(s, NULL, 10) == turn : dotted;
         if (is_turn && e - s < 10) {
-            text_bytes(&t, "*", 1);
+            *out++ = '*';
             found = true;
         } else
-            text_bytes(&t, s, (size_t)(e - s));
+            while (s < e)
+                *out++ = *s++;
         s = e;
     }
-    return t.n ? str_of(t.at, t.n) : "";
+    return str_of(t.at, (size_t)(out - t.at));
 }
 
 const char *print_range(int from, int to)

@@ -194,6 +194,14 @@ static double end_of_next(const Line *l, int r)
     return (ready > input ? ready : input) + (is_forward ? 2 : 4);
 }
 
+void schedule_reserve(Schedule *s, int P, int units)
+{
+    if (s->stage == NULL)
+        s->stage = NEWN(Steps, P);
+    for (int r = 0; r < P; r++)
+        vec_reserve(&s->stage[r], units * (P > 1 ? 6 : 2) + 2);
+}
+
 /*
  * Runs the pipeline with a forward of 2 units of time and a backward of 4. A step
  * is chosen when it would end first; ties go to the later stage. What a stage has done
@@ -202,12 +210,9 @@ static double end_of_next(const Line *l, int r)
 void schedule_build(Schedule *s)
 {
     int P = s->P, units = s->m * s->k * s->v;
-    if (s->stage == NULL)
-        s->stage = NEWN(Steps, P);
-    for (int r = 0; r < P; r++) {
+    schedule_reserve(s, P, units);
+    for (int r = 0; r < P; r++)
         s->stage[r].n = 0;
-        vec_reserve(&s->stage[r], units * (P > 1 ? 6 : 2) + 2);
-    }
     Aside aside = aside_begin();
     Line l = { .s = s, .forward = forward_order(s), .nforward = NEWN(int, P),
                .nbackward = NEWN(int, P), .warmup = NEWN(int, P), .free_at = NEWN(double, P),

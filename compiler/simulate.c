@@ -262,7 +262,7 @@ static void memory_peaks(Run *r, int stage)
 {
     const Schedule *s = r->s;
     const Steps *t = &s->stage[stage];
-    int *begun = NEWN(int, s->m * s->v);
+    int *begun = SCRATCHN(int, s->m * s->v);
     double act = 0, kv = 0, both = 0;
     for (int i = 0; i < t->n; i++) {
         const Step *u = &t->at[i];
@@ -291,20 +291,21 @@ Simulation simulate_run(const Timing *t, bool keep_spans)
                        .kv = NEWN(double, s->P) };
     Run run = { .t = t, .s = s, .sim = &sim, .keep = keep_spans }, *r = &run;
     int P = s->P;
-    r->at = NEWN(int, P);
-    r->now = NEWN(double, P);
-    r->sent = NEWN(double, P);
-    r->sent_back = NEWN(double, P);
-    r->done = NEWN(double, P);
-    r->ready = NEWN(double, P);
-    r->part = arena_get(perm, sizeof *r->part * (size_t)P);
+    Mark mark = arena_mark(scratch);
+    r->at = SCRATCHN(int, P);
+    r->now = SCRATCHN(double, P);
+    r->sent = SCRATCHN(double, P);
+    r->sent_back = SCRATCHN(double, P);
+    r->done = SCRATCHN(double, P);
+    r->ready = SCRATCHN(double, P);
+    r->part = arena_get(scratch, sizeof *r->part * (size_t)P);
     for (int i = 0; t->begin && i < P; i++) {
         r->now[i] = t->begin[i];
         r->part[i][PART_X] += t->begin[i];
     }
-    r->flight = NEWN(Flight, (size_t)2 * (size_t)s->m * (size_t)s->k * (size_t)(P * s->v));
+    r->flight = SCRATCHN(Flight, (size_t)2 * (size_t)s->m * (size_t)s->k * (size_t)(P * s->v));
     if (t->cores > 0 && P * t->threads > t->cores)
-        r->job = arena_get(perm, sizeof *r->job * (size_t)P);
+        r->job = arena_get(scratch, sizeof *r->job * (size_t)P);
     double clock = 0;
     do
         go_round(r);
@@ -322,6 +323,7 @@ Simulation simulate_run(const Timing *t, bool keep_spans)
     }
     memcpy(sim.part, r->part[sim.last], sizeof sim.part);
     sim.bubble = sim.step_s > 0 ? 1 - busy / (P * sim.step_s) : 0;
+    arena_release(scratch, mark);
     return sim;
 }
 

@@ -73,12 +73,16 @@ double seconds_total(const Seconds *s)
     return s->compute + s->recompute + s->x + s->y + s->z + s->data;
 }
 
-static PassCost classes_pass(const Cost *c, const Stretch *s, double b, double l, double context,
-                             PassCost (*price)(const Cost *, int, double, double, double))
+/* context > 0: only what attention adds over an empty one. */
+static PassCost classes_pass(const Cost *c, const Stretch *s, double b, double l, double context)
 {
     PassCost out = { 0 };
     for (int i = 0; i < s->nclasses; i++) {
-        PassCost one = price(c, s->class[i], b, l, context);
+        int class = s->class[i];
+        if (context > 0 && c->classes.at[class].nattention == 0)
+            continue;
+        PassCost one = context > 0 ? cost_context(c, class, b, l, context)
+                                   : cost_pass(c, class, b, l);
         out.forward = seconds_sum(out.forward, one.forward, s->count[i]);
         out.backward = seconds_sum(out.backward, one.backward, s->count[i]);
         out.backward.recompute += c->is.recompute == RECOMPUTE_FULL
@@ -88,15 +92,30 @@ static PassCost classes_pass(const Cost *c, const Stretch *s, double b, double l
     return out;
 }
 
-static PassCost base_price(const Cost *c, int class, double b, double l, double context)
-{
-    (void)context;
-    return cost_pass(c, class, b, l);
-}
-
 PassCost stretch_base(const Cost *c, const Stretch *s, double b, double l)
 {
-    return classes_pass(c, s, b, l, 0, base_price);
+    return classes_pass(c, s, b, l, 0);
+}
+
+PassCost stretch_context(const Cost *c, const Stretch *s, double b, double l, double context)
+{
+    return context > 0 ? classes_pass(c, s, b, l, context) : (PassCost){ 0 };
+}
+
+bool stretch_same_context(const Cost *c, const Stretch *s, const Stretch *t)
+{
+    int i = 0, j = 0;
+    for (;; i++, j++) {
+        while (i < s->nclasses && c->classes.at[s->class[i]].nattention == 0)
+            i++;
+        while (j < t->nclasses && c->classes.at[t->class[j]].nattention == 0)
+            j++;
+        if (i == s->nclasses || j == t->nclasses)
+            return i == s->nclasses && j == t->nclasses;
+        if (s->class[i] != t->class[j] || s->count[i] != t->count[j] ||
+            s->again[i] != t->again[j])
+            return false;
+    }
 }
 
 /* The host starts kernels ahead of the device: a pass takes at least that long. A core has
@@ -113,12 +132,10 @@ static PassCost at_least_launches(const Cost *c, const Stretch *s, PassCost a)
     return a;
 }
 
-PassCost stretch_after(const Cost *c, const Stretch *s, PassCost base, double b, double l,
-                       double context)
+PassCost stretch_after(const Cost *c, const Stretch *s, PassCost base, const PassCost *more)
 {
-    PassCost more = classes_pass(c, s, b, l, context, cost_context);
-    base.forward = seconds_sum(base.forward, more.forward, 1);
-    base.backward = seconds_sum(base.backward, more.backward, 1);
+    base.forward = seconds_sum(base.forward, more->forward, 1);
+    base.backward = seconds_sum(base.backward, more->backward, 1);
     base = at_least_launches(c, s, base);
     double compute[2] = { base.forward.compute, base.backward.compute }, data[2];
     cost_data(c, s->parameters, s->units, compute, data);
@@ -129,7 +146,8 @@ PassCost stretch_after(const Cost *c, const Stretch *s, PassCost base, double b,
 
 PassCost stretch_pass(const Cost *c, const Stretch *s, double b, double l, double context)
 {
-    return stretch_after(c, s, stretch_base(c, s, b, l), b, l, context);
+    PassCost more = stretch_context(c, s, b, l, context);
+    return stretch_after(c, s, stretch_base(c, s, b, l), &more);
 }
 
 /* ---- cuts ---------------------------------------------------------------------------- */

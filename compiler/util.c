@@ -146,6 +146,21 @@ void vec_room(void **at, int *cap, int n, size_t size)
 
 /* ---- interned strings ----------------------------------------------------- */
 
+/* For tables in memory alone: eight bytes at a time, as the machine has them. */
+static uint64_t hash_text(const char *s, size_t n)
+{
+    static const uint64_t ODD = 0x9e3779b97f4a7c15u;
+    uint64_t h = n * ODD, word;
+
+    for (; n > 0; s += sizeof word, n -= n < sizeof word ? n : sizeof word) {
+        word = 0;
+        memcpy(&word, s, n < sizeof word ? n : sizeof word);
+        h = (h ^ word) * ODD;
+        h ^= h >> 32;
+    }
+    return h;
+}
+
 typedef struct { const char *text; size_t n; uint64_t hash; } Slot;
 static struct { Slot *at; size_t n, cap; } interned;
 
@@ -179,7 +194,7 @@ const char *str_of(const char *text, size_t n)
 {
     if (interned.n * 2 >= interned.cap)
         interned_grow();
-    uint64_t hash = hash_bytes(text, n, 0);
+    uint64_t hash = hash_text(text, n);
     Slot *s = slot_of(text, n, hash);
     if (!s->text) {
         char *copy = arena_get(&perm_arena, n + 1);
@@ -221,7 +236,7 @@ const char *str_fmt(const char *fmt, ...)
 
 /* ---- map ------------------------------------------------------------------ */
 
-typedef struct { const char *key; int value; } MapSlot;
+typedef struct { const char *key; uint32_t hash; int value; } MapSlot;
 struct Map { MapSlot *at; size_t n, cap; };
 
 Map *map_new(void)
@@ -229,11 +244,11 @@ Map *map_new(void)
     return NEW(Map);
 }
 
-static MapSlot *map_slot(const Map *m, const char *key)
+static MapSlot *map_slot(const Map *m, const char *key, uint32_t hash)
 {
-    size_t i = hash_bytes(key, strlen(key), 0) & (m->cap - 1);
+    size_t i = hash & (m->cap - 1);
 
-    while (m->at[i].key && strcmp(m->at[i].key, key) != 0)
+    while (m->at[i].key && (m->at[i].hash != hash || strcmp(m->at[i].key, key) != 0))
         i = (i + 1) & (m->cap - 1);
     return &m->at[i];
 }
@@ -242,27 +257,42 @@ int map_get(const Map *m, const char *key)
 {
     if (!m->cap)
         return -1;
-    MapSlot *s = map_slot(m, key);
+    MapSlot *s = map_slot(m, key, (uint32_t)hash_text(key, strlen(key)));
     return s->key ? s->value : -1;
+}
+
+static void map_grow(Map *m)
+{
+    Map old = *m;
+
+    m->cap = old.cap ? old.cap * 2 : 16;
+    m->at = NEWN(MapSlot, m->cap);
+    for (size_t i = 0; i < old.cap; i++) {
+        if (!old.at[i].key)
+            continue;
+        size_t k = old.at[i].hash & (m->cap - 1);
+        while (m->at[k].key)
+            k = (k + 1) & (m->cap - 1);
+        m->at[k] = old.at[i];
+    }
+}
+
+int *map_at(Map *m, const char *key)
+{
+    if (m->n * 2 >= m->cap)
+        map_grow(m);
+    uint32_t hash = (uint32_t)hash_text(key, strlen(key));
+    MapSlot *s = map_slot(m, key, hash);
+    if (!s->key) {
+        *s = (MapSlot){ str(key), hash, -1 };
+        m->n++;
+    }
+    return &s->value;
 }
 
 void map_put(Map *m, const char *key, int value)
 {
-    if (m->n * 2 >= m->cap) {
-        Map old = *m;
-        m->cap = old.cap ? old.cap * 2 : 16;
-        m->at = NEWN(MapSlot, m->cap);
-        for (size_t i = 0; i < old.cap; i++) {
-            if (old.at[i].key)
-                *map_slot(m, old.at[i].key) = old.at[i];
-        }
-    }
-    MapSlot *s = map_slot(m, key);
-    if (!s->key) {
-        s->key = str(key);
-        m->n++;
-    }
-    s->value = value;
+    *map_at(m, key) = value;
 }
 
 /* ---- text ----------------------------------------------------------------- */

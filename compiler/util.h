@@ -67,6 +67,7 @@ typedef struct Map Map;
 Map *map_new(void);
 int  map_get(const Map *m, const char *key);        // -1: absent
 void map_put(Map *m, const char *key, int value);   // replaces
+int *map_at(Map *m, const char *key);       // its value, to be written: -1 where it was absent
 
 /* A string being written. */
 typedef struct { char *at; size_t n, cap; } Text;
