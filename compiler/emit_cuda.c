@@ -27,7 +27,8 @@
 
 enum {
     VEC_BYTES = 32,             // eight neighbours, be they bf16 or float
-    SHARED_BYTES = 48 << 10     // what a block has without asking
+    SHARED_BYTES = 48 << 10,    // what a block has without asking
+    FEW = 64                    // TUNING: hardly a piece has more operands
 };
 
 /* One of the numbers that a piece gets: where a value stands, an event, or what differs from
@@ -67,6 +68,7 @@ typedef struct {
     Numbers boxes;                  // of the stage: one step of each kind of all-to-all
     int64_t scratch, sum[STREAMS];  // bytes beside the block
     unsigned used;                  // of the function: streams, as bits
+    const char *pointers[2][RT_REGIONS][2][FEW];    // texts of `at`, as they are asked for
     VEC(int) marked;                // of the piece: events recorded in it, and their place in o
 } Cuda;
 
@@ -120,7 +122,13 @@ static const char *at(Cuda *m, const RtRef *r)
         vec_add(&m->own, fresh);
     else if (k == n)
         vec_add(&m->refs, fresh);
-    return str_fmt("at<%s>(c, %s, %c[%d])", type_of(r), region_word[r->region], own ? 's' : 'o', k);
+    const char *other = NULL, **text = &other;
+    if (k < FEW)
+        text = &m->pointers[r->stored == RT_BF16_STORED][r->region][own][k];
+    if (*text == NULL)
+        *text = str_fmt("at<%s>(c, %s, %c[%d])", type_of(r), region_word[r->region],
+                        own ? 's' : 'o', k);
+    return *text;
 }
 
 /* The index of a table of the slice's. */
@@ -736,11 +744,16 @@ static const char *array_of(Cuda *m, const Pieces *all, bool own, const char *ba
     int n = 0;
     for (int i = 0; i < all->n; i++) {
         const Numbers *some = own ? &all->at[i].own : &all->at[i].at;
-        for (int k = 0; k < some->n; k++)
-            text_add(&t, "%s%" PRId64 ",", n++ % 10 ? " " : "\n    ", some->at[k]);
+        for (int k = 0; k < some->n; k++) {
+            bool next = n++ % 10 > 0;
+            text_bytes(&t, next ? " " : "\n    ", next ? 1 : 5);
+            text_number(&t, some->at[k]);
+            text_bytes(&t, ",", 1);
+        }
     }
     if (n == 0)
         return "NULL";
+    text_bytes(&t, "", 1);
     int known = map_get(m->arrays, t.at);
     if (known >= 0)
         return str_fmt("numbers_%d", known);

@@ -12,6 +12,22 @@ const char *const hash_word[] = { "model", "train", "cluster", "prices" };
 
 static uint64_t hash_text(uint64_t h, const char *s) { return hash_bytes(s, strlen(s) + 1, h); }
 
+static void add_whole(Text *t, const int64_t *n, int count)
+{
+    for (int i = 0; i < count; i++) {
+        text_bytes(t, " ", 1);
+        text_number(t, n[i]);
+    }
+}
+
+static void add_real(Text *t, double x)         // mostly nothing is given
+{
+    if (x == 0 && !signbit(x))
+        text_bytes(t, " 0", 2);
+    else
+        text_add(t, " %g", x);
+}
+
 /* Of what the model computes: operators, operands, attributes, parameters. */
 static uint64_t model_hash(const Plan *p)
 {
@@ -26,10 +42,15 @@ static uint64_t model_hash(const Plan *p)
     for (int i = 0; i < p->nforward; i++) {
         const Op *o = &p->ops.at[i];
         t.n = 0;
-        text_add(&t, "%s %s %g %d %d %d %d %" PRId64 " %g %g %g %" PRId64 " %d",
-                 op_word[o->kind], o->name, o->c, o->parts, o->heads, o->kv_heads, o->causal,
-                 o->window, o->scale, o->softcap, o->theta, o->rotary, o->interleaved);
-        h = hash_text(h, t.at);
+        text_add(&t, "%s %s", op_word[o->kind], o->name);
+        add_real(&t, o->c);
+        add_whole(&t, (int64_t[]){ o->parts, o->heads, o->kv_heads, o->causal, o->window }, 5);
+        add_real(&t, o->scale);
+        add_real(&t, o->softcap);
+        add_real(&t, o->theta);
+        add_whole(&t, (int64_t[]){ o->rotary, o->interleaved }, 2);
+        text_bytes(&t, "", 1);
+        h = hash_bytes(t.at, t.n, h);
     }
     return h;
 }

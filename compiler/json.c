@@ -77,15 +77,10 @@ void json_text(Json *j, const char *name, const char *s)
 
 void json_integer(Json *j, const char *name, int64_t n)
 {
-    char digits[24], *at = digits + sizeof digits;
-    uint64_t rest = n < 0 ? -(uint64_t)n : (uint64_t)n;
+    char room[DIGITS];
+    const char *digits = str_digits(room, n);
     json_key(j, name);
-    do
-        *--at = (char)('0' + rest % 10);
-    while (rest /= 10);
-    if (n < 0)
-        *--at = '-';
-    put(j, at, (size_t)(digits + sizeof digits - at));
+    put(j, digits, strlen(digits));
 }
 
 void json_real(Json *j, const char *name, double x)

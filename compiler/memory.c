@@ -295,19 +295,6 @@ static Touch *find_touches(const Plan *p)
     return t;
 }
 
-/* Does a call touch the region of its unit, so that it must be there? */
-bool call_needs(StepKind k, Region r)
-{
-    switch (r) {
-    case REGION_UNIT:       return is_unit(k);
-    case REGION_UNIT_FORTH: return is_forth(k);
-    case REGION_UNIT_BACK:  return is_unit(k) && !is_forth(k);
-    case REGION_MICRO:      return is_unit(k);
-    case REGION_MICRO_BACK: return is_unit(k) && !is_forth(k);
-    default:                return false;
-    }
-}
-
 /* Index of a region: of a unit, or of a chunk's microbatch (slice 0). */
 static int region_index(const Plan *p, Region r, int slice, int chunk)
 {

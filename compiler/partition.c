@@ -12,11 +12,11 @@ static void fresh(Part *q, Plan *p)
 {
     memset(q, 0, sizeof *q);
     q->p = p;
-    q->spot = NEWN(Spot, p->tensors.n + 2 * p->params.n);
-    q->info = NEWN(OpInfo, p->ops.n);
-    q->param_unit = NEWN(int, p->params.n);
-    q->param_nunits = NEWN(int, p->params.n);
-    q->concat = NEWN(ValueId, p->ops.n);
+    q->spot = SCRATCHN(Spot, p->tensors.n + 2 * p->params.n);
+    q->info = SCRATCHN(OpInfo, p->ops.n);
+    q->param_unit = SCRATCHN(int, p->params.n);
+    q->param_nunits = SCRATCHN(int, p->params.n);
+    q->concat = SCRATCHN(ValueId, p->ops.n);
     for (int i = 0; i < p->ops.n; i++)
         q->info[i].psum = q->info[i].cluster = NONE;
     place_uses(q);

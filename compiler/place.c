@@ -34,12 +34,13 @@ static bool is_rows(const Plan *p, TensorId t)
 void place_uses(Part *q)
 {
     Plan *p = q->p;
-    int *fill = NEWN(int, p->tensors.n);
+    int *fill = SCRATCHN(int, p->tensors.n), all = 0;
     for (int i = 0; i < p->ops.n; i++)
-        for (int j = 0; j < p->ops.at[i].nin; j++)
+        for (int j = 0; j < p->ops.at[i].nin; j++, all++)
             q->spot[p->ops.at[i].in[j]].nuses++;
-    for (int t = 0; t < p->tensors.n; t++)
-        q->spot[t].use = NEWN(OpId, q->spot[t].nuses);
+    OpId *use = SCRATCHN(OpId, all);
+    for (int t = 0; t < p->tensors.n; use += q->spot[t++].nuses)
+        q->spot[t].use = use;
     for (int i = 0; i < p->ops.n; i++)
         for (int j = 0; j < p->ops.at[i].nin; j++) {
             TensorId t = p->ops.at[i].in[j];
@@ -784,10 +785,10 @@ void place_psums(Part *q)
 {
     Plan *p = q->p;
     int n = p->ops.n, ninputs = 0;
-    OpId *root = NEWN(OpId, n);     // of what is no more
+    OpId *root = SCRATCHN(OpId, n); // of what is no more
     for (int i = 0; i < n; i++)
         root[i] = NONE;
-    Ops *at = NEWN(Ops, n);
+    Ops *at = SCRATCHN(Ops, n);
     for (int i = 0; i < n; i++)
         if (is_root(q, i) && psum_at(q, i, &at[i])) {
             root[i] = i;
@@ -796,9 +797,11 @@ void place_psums(Part *q)
         }
     if (ninputs == 0)
         return;
-    int *new_id = NEWN(int, n);
+    int *new_id = SCRATCHN(int, n), nforward = 0, more = 0;
     Ops all = { 0 };
-    int nforward = 0;
+    for (int i = 0; i < n; i++)
+        more += at[i].n;
+    vec_reserve(&all, n + more);
     for (int i = 0; i < n; i++) {
         if (i == p->nforward)
             nforward = all.n;

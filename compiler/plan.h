@@ -356,6 +356,14 @@ typedef enum {
 } StepKind;
 extern const char *const step_word[STEP_KINDS];     // as in `plan --json`
 
+/* May a call touch that region of its unit? */
+static inline bool call_needs(StepKind k, Region r)
+{
+    bool forth = k == STEP_FORWARD || k == STEP_SEND_ACTIVATION || k == STEP_RECV_ACTIVATION;
+    bool back = r == REGION_UNIT_BACK || r == REGION_MICRO_BACK;
+    return k < STEP_SYNC && r != REGION_FIXED && !(forth ? back : r == REGION_UNIT_FORTH);
+}
+
 typedef struct { StepKind kind; int slice, chunk; InstId first, end; } Func;
 
 typedef struct {
@@ -540,7 +548,6 @@ void calls_of_table(Plan *p, const Steps *table);       // of one stage; BEGIN i
 /* memory.c    needs insts; fills buffers' lives and offsets, block_bytes; of a stage once, until
  * `placed` is false again. */
 void memory_place(Plan *p);
-bool call_needs(StepKind k, Region r);          // may a call touch that region of its unit?
 /* streams.c   needs memory; streams and events of the CUDA target, of all stages. */
 void streams_order(Plan *p);
 StreamId inst_stream(const Plan *p, const Inst *n);

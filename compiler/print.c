@@ -251,10 +251,18 @@ double print_received(const Plan *p, const Inst *i)
     }
 }
 
+/* Names are interned. by_size: the first of each has the size of all. */
+static bool same_traffic(const Traffic *a, const Traffic *b, bool by_size)
+{
+    const Inst *x = a->inst, *y = b->inst;
+    return x->phase == y->phase && x->coll == y->coll && x->axes == y->axes && x->rep == y->rep &&
+           a->name == b->name && a->reason == b->reason &&
+           (!by_size || rint(a->bytes) == rint(b->bytes));
+}
+
 Traffics print_traffic(const Plan *p, bool by_size)
 {
     Traffics all = { 0 };
-    Map *seen = map_new();
     const int *counts = print_counts(p);
     for (int i = 0; i < p->insts.n; i++) {
         const Inst *c = &p->insts.at[i];
@@ -268,11 +276,10 @@ Traffics print_traffic(const Plan *p, bool by_size)
                       .reason = c->reason ? print_turnless(c->reason, turn) : NULL,
                       .most = bytes, .size = print_group(p, c), .calls = counts[i],
                       .sum = bytes * counts[i] };
-        const char *key = str_fmt("%d %d %d %d %s %.0f %s", c->phase, c->coll, c->axes, c->rep,
-                                  t.name, by_size ? bytes : 0, t.reason ? t.reason : "");
-        int at = map_get(seen, key);
-        if (at < 0) {
-            map_put(seen, key, all.n);
+        int at = 0;
+        while (at < all.n && !same_traffic(&all.at[at], &t, by_size))
+            at++;
+        if (at == all.n) {
             vec_add(&all, t);
             continue;
         }

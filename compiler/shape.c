@@ -393,15 +393,16 @@ const Shape *shape_of(Plan *p, bool turns_only)
     s->turns_only = turns_only;
     for (int i = 0; i < p->nrepeats; i++)
         s->nturns += p->turns[i];
-    b->q.spot = NEWN(Spot, p->tensors.n + 2 * p->params.n);
-    b->q.info = NEWN(OpInfo, p->ops.n);
+    Mark mark = arena_mark(scratch);
+    b->q.spot = SCRATCHN(Spot, p->tensors.n + 2 * p->params.n);
+    b->q.info = SCRATCHN(OpInfo, p->ops.n);
     place_uses(&b->q);
     place_homes(&b->q);
-    b->owner = NEWN(int, p->ops.n);
-    b->seen = NEWN(int, p->tensors.n);
-    b->saved = NEWN(bool, p->tensors.n);
-    b->stored = NEWN(bool, p->tensors.n);
-    b->again = NEWN(bool, p->ops.n);
+    b->owner = SCRATCHN(int, p->ops.n);
+    b->seen = SCRATCHN(int, p->tensors.n);
+    b->saved = SCRATCHN(bool, p->tensors.n);
+    b->stored = SCRATCHN(bool, p->tensors.n);
+    b->again = SCRATCHN(bool, p->ops.n);
     s->class_of = NEWN(int, s->nturns + 1);
     s->cut_width = NEWN(double, s->nturns + 1);
     find_owners(b);
@@ -417,5 +418,6 @@ const Shape *shape_of(Plan *p, bool turns_only)
     if (turns_only)
         s->tied = 0;
     s->sizes = mesh_sizes(p);
+    arena_release(scratch, mark);
     return s;
 }

@@ -319,6 +319,28 @@ void text_bytes(Text *t, const void *at, size_t n)
     t->n += n;
 }
 
+const char *str_digits(char room[DIGITS], int64_t n)
+{
+    char *at = room + DIGITS - 1;
+    uint64_t rest = n < 0 ? -(uint64_t)n : (uint64_t)n;
+
+    *at = 0;
+    do
+        *--at = (char)('0' + rest % 10);
+    while (rest /= 10);
+    if (n < 0)
+        *--at = '-';
+    return at;
+}
+
+void text_number(Text *t, int64_t n)
+{
+    char room[DIGITS];
+    const char *digits = str_digits(room, n);
+
+    text_bytes(t, digits, strlen(digits));
+}
+
 void text_add(Text *t, const char *fmt, ...)
 {
     for (;;) {                      // a second time where the first had too little room

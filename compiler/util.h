@@ -69,9 +69,14 @@ int  map_get(const Map *m, const char *key);        // -1: absent
 void map_put(Map *m, const char *key, int value);   // replaces
 int *map_at(Map *m, const char *key);       // its value, to be written: -1 where it was absent
 
+/* n in decimal, in `room`. */
+enum { DIGITS = 21 };
+const char *str_digits(char room[DIGITS], int64_t n);
+
 /* A string being written. */
 typedef struct { char *at; size_t n, cap; } Text;
 void text_bytes(Text *t, const void *at, size_t n);     // n 0: nothing; no end mark
+void text_number(Text *t, int64_t n);                   // in decimal; no end mark
 void text_add(Text *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* Up to two names near `word` by edit distance (distance at most
