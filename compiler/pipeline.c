@@ -699,7 +699,7 @@ static void choose_feed(Pipeline *q)
         most = f->m * f->k * q->v > most ? f->m * f->k * q->v : most;
     }
     schedule_reserve(&q->schedule, q->P, (int)most);
-    for (int i = q->feeds.n; i-- > 0;) {        // the likely winner last: it need not be built again
+    for (int i = q->feeds.n; i-- > 0;) {        // the likely winner last: it stays
         q->feed = q->feeds.at[i];
         price(q, q->feed.b);
         build(q, &q->feed, false);
