@@ -609,12 +609,15 @@ static const char *const style_words[] = { "half", "interleaved" };
 static bool rope_fits(Graph *g, const Bound *b, TensorId x, int64_t heads, int64_t rotary)
 {
     int64_t head_dim = width_of(g, x) / heads;
-    if (head_dim % 2 != 0) {
+    if (head_dim % 2 != 0 && !b->at[ROPE_ROTARY]) {
         if (graph_error(g, b->call->loc, "heads-match", "rope needs heads of an even size, not %"
                         PRId64, head_dim)) {
             note_width(g, x);
             diag_note(b->at[ROPE_HEADS]->loc, heads == 1 ? "1 head stands here"
                       : str_fmt("%" PRId64 " heads stand here", heads));
+            if (head_dim > 1)
+                diag_hint("rotary=%" PRId64 " turns all features of a head but the last",
+                          head_dim - 1);
         }
         return false;
     }

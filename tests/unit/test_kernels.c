@@ -384,9 +384,9 @@ Test(attention, sliced_bf16) { halves(sliced, 6, BACKWARD); }
 static void rope(bool dbl, int v)
 {
     static const struct { int64_t heads, hd, rotary; } s[] = { { 2, 64, 64 }, { 3, 18, 10 },
-        { 1, 2, 2 }, { 12, 64, 32 }, { 2, 50, 50 }, { 4, 16, 4 } };
+        { 1, 2, 2 }, { 12, 64, 32 }, { 2, 50, 50 }, { 4, 16, 4 }, { 3, 9, 4 }, { 2, 35, 34 } };
     bool pairs = v & 1, inverse = v & 2;
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 8; i++) {
         int64_t hd = s[i].hd, r = s[i].rotary, cols = s[i].heads * hd, rows = 5, positions = 40;
         KernelSpec k = spec_of(K_ROPE_TABLE, "table", dbl);
         k.rotary = r;

@@ -462,6 +462,8 @@ int main()
     test_optimizer<float>(false, true, 1);
     test_optimizer<double>(false, true, 2);
     test_rope<float, float>(5, 3, 10, 6, false, false, 1);
+    test_rope<float, float>(5, 3, 9, 4, false, false, 0);
+    test_rope<bf16, bf16>(5, 3, 9, 8, true, true, 0);
     test_rope<bf16, bf16>(6, 2, 64, 32, false, true, 8);
     test_rope<bf16, bf16>(6, 2, 24, 8, true, false, 0);
     test_rope<bf16, bf16>(6, 2, 24, 24, false, false, 0);
