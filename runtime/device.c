@@ -65,22 +65,38 @@ static int64_t block_of(const Rt *rt, int rank)
     return rt->program[rank / (rt->nranks / rt->head->nstages)].head->block_bytes;
 }
 
+/* What a rank takes beside the block: what the program says, and all-to-alls' packed boxes, as
+ * much again taken as given. The libraries' own memory is not known. */
+static int64_t beside(const Rt *rt, int rank)
+{
+    const RtProgram *p = &rt->program[rank / (rt->nranks / rt->head->nstages)];
+    int64_t most = 0;
+    for (int i = 0; i < p->head->nsteps; i++) {
+        const RtStep *s = &p->steps[i];
+        int64_t bytes = 2 * s->rows * s->a.ld * rt_size(rt, s->a.stored);
+        if (s->kind == RT_ALL_TO_ALL && bytes > most)
+            most = bytes;
+    }
+    return rt->options->device->beside + most;
+}
+
 static int gpu_of(const Rt *rt, int rank) { return (rt->gpu + rank - rt->first) % rt->ngpus; }
 
 static int check_memory(Rt *rt, int rank)
 {
     RtDeviceFacts f = { .bytes = 0 };
-    char has[32], needs[32];
+    char has[32], needs[32], more[32];
     const char *why = rt->options->device->look(gpu_of(rt, rank), &f);
     if (why)
         return rt_fail(rt, RT_WORLD, "%s: error: rank %d cannot use GPU %d: %s", rt->exe, rank,
                        gpu_of(rt, rank), why);
-    if ((double)f.bytes >= (double)block_of(rt, rank))
+    if ((double)f.bytes >= (double)(block_of(rt, rank) + beside(rt, rank)))
         return RT_OK;
     return rt_fail(rt, RT_WORLD, "%s: error: the GPU of rank %d (%s, %s) has %s of memory, the "
-                   "plan's block %s", rt->exe, rank, f.kind, f.id,
+                   "plan's block %s and what stands beside it %s", rt->exe, rank, f.kind, f.id,
                    rt_size_words((double)f.bytes, "B", has),
-                   rt_size_words((double)block_of(rt, rank), "B", needs));
+                   rt_size_words((double)block_of(rt, rank), "B", needs),
+                   rt_size_words((double)beside(rt, rank), "B", more));
 }
 
 int rt_devices_choose(Rt *rt)

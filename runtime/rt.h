@@ -384,6 +384,7 @@ typedef struct {
 
 typedef struct {
     const RtGroupKey *groups; int ngroups;
+    int64_t beside;             // bytes of a device that libraries and sums need beside the block
     /* Before there are ranks, on the main thread; messages are static. How many GPUs this
      * process sees; what one is; what ranks need to find each other, made by rank 0's process
      * for all. */

@@ -236,12 +236,14 @@ inline void gemm_gelu(Ctx *c, const T *a, int64_t lda, bool ta, const T *b, int6
 }
 
 /* TUNING: what NVIDIA asks for: 32 MiB from Hopper on, else 4. */
+enum { LT_HOPPER = 32 << 20, LT_OTHERS = 4 << 20 };
+
 inline void take_products(Ctx *c)
 {
     int major = 0;
     check(c, "this GPU", cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
                                                 c->device));
-    c->lt_bytes = (size_t)(major >= 9 ? 32 : 4) << 20;
+    c->lt_bytes = major >= 9 ? LT_HOPPER : LT_OTHERS;
     check(c, "cuBLASLt", cublasLtCreate(&c->lt));
     check(c, "scratch", cudaMalloc(&c->lt_space, c->lt_bytes));
 }

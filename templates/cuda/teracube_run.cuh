@@ -473,10 +473,13 @@ inline int teracube_main(const char *from, const char *to, int argc, char **argv
     RtGroupKey *keys = (RtGroupKey *)calloc((size_t)n + 1, sizeof *keys);
     for (int i = 0; i < n; i++)
         keys[i] = { P->groups[i].axes, P->groups[i].rep, P->groups[i].stages };
-    const RtDevice device = { keys, n, device_count, device_look, device_meeting, device_open<P>,
-                              device_close, device_write, device_read, device_rows, device_pass,
-                              device_find, device_sums, device_where, device_spans,
-                              device_profile };
+    int64_t beside = (int64_t)P->scratch + LT_OTHERS;       // at the least
+    for (int i = 0; i < STREAMS; i++)
+        beside += (int64_t)P->sum[i];
+    const RtDevice device = { keys, n, beside, device_count, device_look, device_meeting,
+                              device_open<P>, device_close, device_write, device_read,
+                              device_rows, device_pass, device_find, device_sums, device_where,
+                              device_spans, device_profile };
     int status = rt_device_main(from, (size_t)(to - from), &device, argc, argv);
     free(keys);
     return status;

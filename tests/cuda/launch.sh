@@ -260,6 +260,7 @@ start alone "$all" -q
 tells '4 4 4 4' 'ranks 0 and 1 take the same GPU \(0000:01:00.0\) of '
 gpu=''
 fails 4 "has 0 B of memory, the plan's block" env CUDASIM_MEMORY_MB=0 "$P" -q
+fails 4 'and what stands beside it 4.' env CUDASIM_MEMORY_MB=4 "$P" -q
 fails 4 '--rank, --world and --root HOST:PORT go together' "$P" --rank 0 --world 4
 fails 4 '--root needs --rank and --world' "$P" --root localhost:1
 fails 4 '--root localhost: expected HOST:PORT' "$P" --rank 0 --world 4 --root localhost
