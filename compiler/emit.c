@@ -217,6 +217,11 @@ static void rows_step(Emit *m, RtStep *s, const Inst *n)
     s->rowmap = n->rowmap;
     if (r->needs_colmap)
         s->colmap = columns_index(m, r->columns, r->axis);
+    if (r->nsalts > RT_MAX_SALTS && !diag_errors())
+        diag_error(n->loc, "too-large", "`%s` drops out %d tensors at once; at most %d are "
+                   "supported", r->name, r->nsalts, RT_MAX_SALTS);
+    for (int i = 0; i < r->nsalts && i < RT_MAX_SALTS; i++)
+        s->salt[i] = r->salt[i];
     KernelSpec k = { .kind = K_ROWS, .rows = r, .nrows = 0, .cols = r->width };
     s->kernel = kernel(m, k, r->name, n->phase == PHASE_BACKWARD ? "_bwd" : "", row_key(m, r));
 }

@@ -185,7 +185,7 @@ static const char *op_text(const Rows *r, const RowNode *n)
     case OP_COLUMN: return str_fmt("(%s)(column[%sc + j] %% %" PRId64 ")", real(r),
                                    part_offset(r), r->p->part_width);
     case OP_DROPOUT:
-        return str_fmt("dropout(%s, dropout_word(seed, step, %uu, row_token[row], "
+        return str_fmt("dropout(%s, dropout_word(seed, step, salt%d, row_token[row], "
                        "column[%sc + j]), evaluate ? 0u : %uu, evaluate ? (%s)1 : %s)", a,
                        n->salt, part_offset(r), (unsigned)floor(n->c * 4294967296.0), real(r),
                        constant(r, 1 / (1 - n->c)));
@@ -559,6 +559,8 @@ static void parameters(Rows *r, const char *const *what)
     if (r->p->needs_rowmap)
         put(r, ", const int64_t *__restrict__ row_token,\n    uint64_t seed, uint32_t step, "
             "uint32_t evaluate");
+    for (int i = 0; i < r->p->nsalts; i++)
+        put(r, ", uint32_t salt%d", i);
 }
 
 /* The block's row of each sum over rows starts at zero. */

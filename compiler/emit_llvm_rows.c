@@ -34,7 +34,7 @@ typedef struct {
     Val at[RT_MAX_ARGS];        // the row's first element of the argument; a vector's
     Val part, first;            // part, and its first column
     Val col; int active;        // column of the chunk inside the part, lanes in use
-    Val token[2], key[2], colmap, row_token, evaluate;
+    Val token[2], key[2], colmap, row_token, evaluate, salt[RT_MAX_SALTS];
 } Rows;
 
 /* ---- analysis ----------------------------------------------------------------- */
@@ -197,9 +197,8 @@ static Val column_number(Rows *r)
 static Val dropout(Rows *r, const RowNode *n, Val a)
 {
     L *l = r->l;
-    Typ t = l_vec(l->i32, r->lanes);
     Val c[4] = { l_splat(l, r->token[0], r->lanes), l_splat(l, r->token[1], r->lanes),
-                 global_columns(r), l_const(t, n->salt) };
+                 global_columns(r), l_splat(l, r->salt[n->salt], r->lanes) };
     Val k[2] = { l_splat(l, r->key[0], r->lanes), l_splat(l, r->key[1], r->lanes) };
     Val limit = l_const(l->i32, floor(n->c * 4294967296.0)), scale = l_num(l, 1 / (1 - n->c));
     limit = l_splat(l, l_select(l, r->evaluate, l_i32(l, 0), limit), r->lanes);
@@ -512,6 +511,11 @@ static void open_tables(Rows *r)
     Val seed = LLVMBuildTrunc(l->b, l_field(l, l->i64, seed), l->i32, "");
     r->key[0] = LLVMBuildXor(l->b, seed, l_i32(l, 0x5eed), "");
     r->key[1] = l_field(l, l->i32, step);
+    Val salts = l_field(l, l->ptr, salt);
+    for (int i = 0; i < r->p->nsalts && i < RT_MAX_SALTS; i++) {
+        Val at = l_at(l, l->i32, salts, l_i64(l, i));
+        r->salt[i] = LLVMBuildLoad2(l->b, l->i32, at, str_fmt("v_salt%d", i));
+    }
     r->evaluate = l_icmp(l, LLVMIntNE, l_field(l, l->i32, evaluate), l_i32(l, 0));
 }
 

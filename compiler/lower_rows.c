@@ -25,6 +25,7 @@ typedef struct {
     VEC(RowArg) args;
     VEC(RowNode) nodes;
     VEC(Degree) degree;
+    VEC(uint32_t) salts;
     int *node;                  // per tensor, -1 none
     VEC(TensorId) touched;
     TensorId nonlinear;         // a partial operand that meets a non-linear operator
@@ -200,6 +201,17 @@ static int build_reduction(Build *b, const Op *o)
     }
 }
 
+/* Which of the program's salts it is; the operators of other layers have others. */
+static int salt_of(Build *b, uint32_t salt)
+{
+    int i = 0;
+    while (i < b->salts.n && b->salts.at[i] != salt)
+        i++;
+    if (i == b->salts.n)
+        vec_add(&b->salts, salt);
+    return i;
+}
+
 static int build_op(Build *b, const Op *o)
 {
     if (op_class[o->kind] == C_RED)
@@ -217,7 +229,9 @@ static int build_op(Build *b, const Op *o)
         x = full(b, x);
     }
     Degree d = degree_of(b, o, b->degree.at[x], y >= 0 ? b->degree.at[y] : FREE);
-    RowNode n = { .kind = R_OP, .op = o->kind, .a = x, .b = y, .c = o->c, .salt = o->salt };
+    RowNode n = { .kind = R_OP, .op = o->kind, .a = x, .b = y, .c = o->c };
+    if (o->kind == OP_DROPOUT)
+        n.salt = salt_of(b, o->salt);
     n.part = b->nodes.at[x].part && (y < 0 || b->nodes.at[y].part);
     return node_add(b, n, d);
 }
@@ -474,6 +488,8 @@ static void finish(Build *b, const Sums *sums)
     r.arg = arena_copy(perm, b->args.at, sizeof *r.arg * (size_t)r.nargs);
     r.nnodes = b->nodes.n;
     r.node = arena_copy(perm, b->nodes.at, sizeof *r.node * (size_t)r.nnodes);
+    r.nsalts = b->salts.n;
+    r.salt = arena_copy(perm, b->salts.at, sizeof *r.salt * (size_t)r.nsalts);
     r.columns = columns_of(b);
     r.axis = b->axis;
     vec_add(&p->rowprogs, r);
@@ -543,7 +559,7 @@ static void forget(Build *b)
 {
     for (int i = 0; i < b->touched.n; i++)
         b->node[b->touched.at[i]] = -1;
-    b->touched.n = b->nodes.n = b->degree.n = b->args.n = b->partial.n = 0;
+    b->touched.n = b->nodes.n = b->degree.n = b->salts.n = b->args.n = b->partial.n = 0;
 }
 
 /* A trial run: where a pending sum would meet something that is not linear in

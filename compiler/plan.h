@@ -248,7 +248,7 @@ typedef enum {
 typedef struct {
     RowNodeKind kind; OpKind op; bool part;     // part: the node is PART
     int a, b, arg;          // nodes; argument
-    double c; uint32_t salt;
+    double c; int salt;     // DROPOUT: which of the program's salts
 } RowNode;
 typedef struct {
     ValueId value;          // its buffer, ld
@@ -269,6 +269,7 @@ typedef struct {
     int64_t part_width;     // global width of a part: COLUMN = colmap % part_width
     int nargs; RowArg *arg;
     int nnodes; RowNode *node;
+    int nsalts; uint32_t *salt;     // of its dropouts: the kernel is told, it does not know
 } RowProg;
 
 typedef enum {

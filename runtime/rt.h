@@ -24,7 +24,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define RT_VERSION 4
+#define RT_VERSION 5
 
 /* ---- mesh ------------------------------------------------------------------
  * Rank numbers: z fastest, then y, x, data, stage. y = yk * yr: coordinate y = yk_i *
@@ -67,7 +67,7 @@ enum { RT_A2A_AB, RT_A2A_BA, RT_A2A_HEADS, RT_A2A_TOKENS };
 /* What RtCall.ids holds for the rows of a kernel step. */
 enum { RT_IDS_NONE, RT_IDS_TOKENS, RT_IDS_POSITIONS, RT_IDS_TARGETS };
 
-enum { RT_MAX_ARGS = 64 };
+enum { RT_MAX_ARGS = 64, RT_MAX_SALTS = 8 };
 
 /*
  * Where a buffer of the block is. What lives from one pass to another exists once for
@@ -139,6 +139,7 @@ typedef struct {
     int64_t grain;                  // workers get multiples of it
     int32_t first_arg, nargs;       // real data: RtRef of the args table; passed as pointers in
                                     // this order
+    uint32_t salt[RT_MAX_SALTS];    // of its dropouts: RtCall.salt
     int32_t rowmap;                 // tables passed to kernels: see RtKernel
     int32_t rowmap_k;               // attention: row order of K and V
     int32_t colmap;                 // index of RtColumns, -1
@@ -239,6 +240,7 @@ typedef struct RtCall {
     int64_t worker, nworkers;
     uint64_t seed; uint32_t step;
     uint32_t evaluate;              // 1: validation: nothing is dropped out
+    const uint32_t *salt;           // one of each dropout (rt_dropout_word)
     int64_t base;                   // first global row of a table's block (EMBED), column (CE)
     int64_t limit;                  // CE: number of logical columns (vocabulary)
     int32_t ignore, pad2;           // CE: the target that does not count

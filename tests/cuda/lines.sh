@@ -12,10 +12,13 @@ lines() { # ARGS...: of GPT-3 175B on 128 GPUs
         --set plan.data=2 --set plan.pipeline=8 --set 'plan.cube=[1,8,1]' \
         --set plan.microbatch=1 "$@" --target cuda -o "$WORK/gen" -q && wc -l < "$WORK/gen/program.cu"
 }
+bert() { "$TERACUBE" emit examples/bert.tcube "$@" --target cuda -o "$WORK/gen" -q &&
+    wc -l < "$WORK/gen/program.cu"; }
 one=$(lines --set 'plan.slices=uniform(1)')
 half=$(lines --set 'plan.slices=uniform(1)' --set model.layers=48)
 is 'lines of 175B'                  "$one" -lt 4000
 is 'with half the layers: fewer offsets alone' "$one" -lt $((half * 5 / 4))
+is 'with dropout too'               "$(bert)" -lt $(($(bert --set model.layers=6) * 5 / 4))
 four=$(lines --set 'plan.slices=uniform(4)')
 is 'lines with 4 slices'            "$four" -lt 6000
 is 'slices run the same functions' \

@@ -145,7 +145,7 @@ static void twin_reduce(Twin *t, int i, double huge)
 static double twin_dropout(const Twin *t, const RowNode *n, double a, int64_t column)
 {
     if (t->call->evaluate) return a;
-    uint32_t word = rt_dropout_word(t->call->seed, t->call->step, n->salt,
+    uint32_t word = rt_dropout_word(t->call->seed, t->call->step, t->call->salt[n->salt],
         (uint64_t)t->call->row_token[t->row], (uint32_t)t->call->colmap[column]);
     return word >= rt_dropout_limit(n->c) ? a / (1 - n->c) : 0;
 }
@@ -210,12 +210,14 @@ static void sum_workers(Buf b, int64_t n, int workers)
 
 typedef struct { double scale, shift, tol_double, tol_float; } Fill;
 static uint32_t evaluate;       // of the calls that follow
+static uint32_t salts[2] = { 17, 0xdeadbeef };
 
 /* Runs the program both ways on random rows and compares everything it writes. */
 static void check_rows_with(Prog *g, bool dbl, int64_t rows, int workers, Fill fill)
 {
     RowProg *p = &g->p;
-    RtCall call = { .seed = 12345678912345u, .step = 7, .evaluate = evaluate };
+    RtCall call = { .seed = 12345678912345u, .step = 7, .evaluate = evaluate,
+                    .salt = salts };
     int32_t *colmap = malloc(sizeof *colmap * (size_t)p->width);
     int64_t *token = malloc(sizeof *token * (size_t)(rows + 1));
     for (int64_t i = 0; i < p->width; i++) colmap[i] = (int32_t)i;
@@ -468,10 +470,11 @@ static void dropout(bool dbl, int v)
 {
     Prog *g = prog(widths[v / 2], 1);
     int y = op_c(g, OP_DROPOUT, load(g), v == 4 ? 0 : 0.3);
-    g->node[y].salt = 0xdeadbeef;
+    g->p.salt = salts;
+    g->p.nsalts = 2;
+    g->node[y].salt = 1;
     store(g, y);
     int z = op_c(g, OP_DROPOUT, op(g, OP_MUL, y, reduce(g, R_SUM, y, NONE)), 0.9);
-    g->node[z].salt = 17;
     store(g, z);
     g->p.needs_colmap = g->p.needs_rowmap = true;
     evaluate = v % 2;
