@@ -101,10 +101,14 @@ $(B)/libteracube_rt.a: $(RUNTIME) $(B)/templates/c/program_main.o
 	@$(SHOW) ar $@
 	$(Q)rm -f $@ && ar rcs $@ $^
 
+# What `tune` asks a million times.
+ASKED := tune tune_slices estimate cost price stretch schedule slice
+$(ASKED:%=$(B)/compiler/%.o): MORE := -O3
+
 $(B)/compiler/%.o: compiler/%.c $(B)/flags
 	@$(SHOW) cc $<
-	$(Q)$(CC) $(CFLAGS) -O2 $(if $(filter compiler/emit_llvm%,$<),-fPIC $(LLVM_FLAGS)) -MMD -MP \
-	  -c -o $@ $<
+	$(Q)$(CC) $(CFLAGS) -O2 $(MORE) $(if $(filter compiler/emit_llvm%,$<),-fPIC $(LLVM_FLAGS)) \
+	  -MMD -MP -c -o $@ $<
 
 $(B)/templates/c/%.o: templates/c/%.c $(B)/flags
 	@$(SHOW) cc $<

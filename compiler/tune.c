@@ -358,7 +358,7 @@ static int most_turns(Search *q, const Point *p)
  * Nothing takes less than `quick`. */
 typedef struct {
     Point at;
-    bool line; int turns;
+    bool line; int turns, keep;     // keep: of all turns
     double quick, seconds[2], bytes[2], partly;
 } Row;
 
@@ -424,7 +424,7 @@ static bool are_wanted(Search *q, const Found *f, const Row *row, End *lo, End *
         double bytes = least_bytes(q, row, hi, keep);
         if (is_wanted(q, f, row->quick, bytes) &&
             is_wanted(q, f, least_seconds(q, row, lo, keep), bytes) &&
-            (!row->line || keep > hi->keep || on_line(q, f, row, lo->n, hi->n)))
+            (!row->line || keep != row->keep || on_line(q, f, row, lo->n, hi->n)))
             return true;
     }
     return false;
@@ -486,7 +486,7 @@ static void try_recomputes(Search *q, Found *f, const Candidate *all, double qui
     if (q->attends && is_wanted(q, f, quick, floor))
         try_point(q, f, &p);
     bool linear = p.chunks == 1 || q->for_front;    // of chunks that differ nearly so
-    Row row = { .at = p, .turns = most_turns(q, &p), .quick = quick,
+    Row row = { .at = p, .turns = most_turns(q, &p), .keep = full.is.keep, .quick = quick,
                 .line = keeps_all(q, &full) && all->is.worst == full.is.worst && linear,
                 .seconds = { all->is.step_s, full.is.step_s }, .partly = partly,
                 .bytes = { all->is.memory.peak, full.is.memory.peak } };
@@ -565,17 +565,17 @@ static void try_schedules(Search *q, Found *f, Point p, double bytes, Seen *seen
     }
 }
 
-/* From 3 to 0: what does not fit with 2, or with 1, does not with less. */
+/* From 3 to 0: each but 2 holds more than the one before, and could take as little time. */
 static void try_zeros(Search *q, Found *f, Point p, double bound)
 {
     Seen seen = { 0 };
-    double bytes;
+    double bytes = 0;
     for (p.zero = most_zero(q, &p); p.zero >= least_zero(q) && !is_late(q); p.zero--) {
+        if (p.zero < 2 && !is_wanted(q, f, bound, bytes))
+            return;
         seen.n = p.zero > 0 ? 0 : seen.n;       // 0 and 1 keep alike
         p.schedule = word_is(q->s->schedule, "gpipe") ? SCHEDULE_GPIPE : SCHEDULE_1F1B;
         least_recompute(q, p, &bytes);
-        if (bytes > (double)q->p->is.room_bytes && p.zero < 3)
-            return;
         if (is_wanted(q, f, bound, bytes))
             try_schedules(q, f, p, bytes, &seen);
     }

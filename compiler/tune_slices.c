@@ -40,7 +40,7 @@ enum { TABLES = 512 };              // TUNING: so many are remembered
 typedef struct { double work[2], pair[2], launches[2]; } Bound;
 
 /* What slice_bound needs of a point, whatever its schedule, zero and room: by kind and count; the
- * stages' waits, by the longest slice. */
+ * stages' waits where the longest slice has so many grains, or more. */
 typedef struct {
     Point cell; const Passes *passes; int chunks, recompute;
     Bound *of[SHARES + 1];
@@ -326,7 +326,8 @@ static void open_point(SliceView *v, const Point *p)
 
 /* Stage 0 is the last to work, and has yet to sum what its last pass does not hide of its
  * gradients, and to update and gather its parameters. That pass is no longer than one of the
- * whole sequence. The first kind is its own. */
+ * whole sequence. A list may keep less than it was made for, so that zero 3 has nothing to
+ * gather. The first kind is its own. */
 double slice_after(SliceView *v, const Point *p)
 {
     double gather, tied = 0, f = 0, under = 0;
@@ -337,7 +338,8 @@ double slice_after(SliceView *v, const Point *p)
         tied = price_transfer(&v->cost.prices, &v->cost.mesh, p->stages - 1, true,
                               v->cost.tied * v->cost.gradient);
     double update = cost_update(&v->cost, k->parameters, k->units, &gather);
-    return tied + cost_sync(&v->cost, 0, k->parameters, under) + update + gather;
+    return tied + cost_sync(&v->cost, 0, k->parameters, under) + update +
+           (p->zero == 3 ? 0 : gather);
 }
 
 static double microbatches(const SliceView *v, const Point *p)
@@ -423,8 +425,9 @@ static void open_bounds(SliceView *v, const Point *p)
     b->chunks = p->chunks;
     b->recompute = p->recompute;
     b->cell = *p;
-    for (int l = 1; l < v->n; l++)
-        b->wait[l] = wait_of(v, p, l);
+    b->wait[v->n] = INFINITY;
+    for (int l = v->n - 1; l > 0; l--)
+        b->wait[l] = less(wait_of(v, p, l), b->wait[l + 1]);
     for (int k = 2; k <= v->n; k++)
         for (int i = 0; i < v->nkinds; i++)
             b->of[k][i] = bound_of(v, &v->kind[i], k);
@@ -439,7 +442,8 @@ static void open_bounds(SliceView *v, const Point *p)
  *     min over k >= 2, lmax of  m work(k, lmax)  +  (sum - max of f(lmax) + g(lmax)) / v
  *
  * where the stage that is fullest without slices has room for the units of lmax tokens that k
- * slices have in flight. Lengths within a quarter share the least of both terms.
+ * slices have in flight. Lengths within a quarter share the least of both terms; the longest
+ * come first, whose work no other lmax of the same k comes below.
  */
 void slice_bound(SliceView *v, const Point *p, const Estimate *whole, double workspace,
                  double *seconds, double *bytes)
@@ -450,25 +454,23 @@ void slice_bound(SliceView *v, const Point *p, const Estimate *whole, double wor
     double shrinks = workspace + mem->logits;
     double rest = mem->peak - mem->activations - mem->keys_values - shrinks;
     double token = mem->activations / schedule_units(&s, whole->worst) / L;
-    double share;
     open_point(v, p);
     open_bounds(v, p);
-    share = shrinks / v->n;
+    double share = shrinks / v->n;
     *seconds = *bytes = INFINITY;
     for (s.k = 2; s.k <= v->n; s.k++) {
-        double units = token * (double)v->grain * schedule_units(&s, whole->worst);
-        for (int l = (v->n + s.k - 1) / s.k, to; l <= v->n - s.k + 1; l = to + 1) {
-            double held = rest + (units + share) * l, work = 0, waits = INFINITY;
-            *bytes = less(held, *bytes);
-            if (held > whole->room_bytes)
-                break;
-            to = l + l / 4 < v->n - s.k + 1 ? l + l / 4 : v->n - s.k + 1;
-            for (int i = l; i <= to; i++)
-                waits = less(v->bounds.wait[i], waits);
+        double each = token * (double)v->grain * schedule_units(&s, whole->worst) + share;
+        int least = (v->n + s.k - 1) / s.k, to = v->n - s.k + 1;
+        *bytes = less(rest + each * least, *bytes);
+        while (to >= least && rest + each * to > whole->room_bytes)
+            to--;
+        for (double work = 0; to >= least && m * work + v->bounds.wait[least] < *seconds;) {
+            int l = to - to / 5 > least ? to - to / 5 : least;
             for (int i = 0; i < v->nkinds; i++)
                 work = larger(work, seconds_of(&v->bounds.of[s.k][i], (v->n - to) * v->n / 2.0,
                                                s.k, v->kind[i].data));
-            *seconds = less(m * work + waits, *seconds);
+            *seconds = less(m * work + v->bounds.wait[l], *seconds);
+            to = l - 1;
         }
     }
 }
