@@ -217,11 +217,9 @@ static void rows_step(Emit *m, RtStep *s, const Inst *n)
     s->rowmap = n->rowmap;
     if (r->needs_colmap)
         s->colmap = columns_index(m, r->columns, r->axis);
-    if (r->nsalts > RT_MAX_SALTS && !diag_errors())
-        diag_error(n->loc, "too-large", "`%s` drops out %d tensors at once; at most %d are "
-                   "supported", r->name, r->nsalts, RT_MAX_SALTS);
-    for (int i = 0; i < r->nsalts && i < RT_MAX_SALTS; i++)
-        s->salt[i] = r->salt[i];
+    s->first_salt = m->e->salts.n;
+    for (int i = 0; i < r->nsalts; i++)
+        vec_add(&m->e->salts, r->salt[i]);
     KernelSpec k = { .kind = K_ROWS, .rows = r, .nrows = 0, .cols = r->width };
     s->kernel = kernel(m, k, r->name, n->phase == PHASE_BACKWARD ? "_bwd" : "", row_key(m, r));
 }
@@ -696,6 +694,7 @@ static void one_stage(Emit *m)
     h->nslices = e->slices.n;
     h->nouts = e->outs.n;
     h->nargs = e->args.n;
+    h->nsalts = e->salts.n;
     h->text_bytes = (int32_t)e->text.n;
 }
 
@@ -746,7 +745,7 @@ const RtProgram *emitted_program(const Emitted *e, const RtKernelFn *kernels)
             .units = s->units.at, .pieces = s->pieces.at, .segments = s->segments.at,
             .columns = s->columns.at, .rowmaps = s->rowmaps.at, .passes = s->passes.at,
             .slices = s->slices.at, .outs = s->outs.at,
-            .args = s->args.at, .text = s->text.at, .kernels = kernels };
+            .args = s->args.at, .salts = s->salts.at, .text = s->text.at, .kernels = kernels };
     }
     return out;
 }

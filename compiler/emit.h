@@ -22,6 +22,7 @@ typedef struct {            // of one pipeline stage
     VEC(RtPass) passes;
     VEC(int64_t) slices;
     VEC(RtOut) outs;
+    VEC(uint32_t) salts;
     VEC(RtRef) args;        // of the steps: step_args
     VEC(ValueId) arg_values;    // what they refer to; these two are not written
     VEC(StepValues) values;     // by step

@@ -252,7 +252,7 @@ static void rows_kernel(Cuda *m, Text *t, const RtStep *s, const KernelSpec *k)
     if (p->needs_rowmap)
         text_add(t, ", c->rows[%s].token, c->seed, c->step, c->evaluate", of_slice(m, s->rowmap));
     for (int i = 0; i < p->nsalts; i++)
-        text_add(t, ", (uint32_t)o[%d]", number(m, s->salt[i]));
+        text_add(t, ", (uint32_t)o[%d]", number(m, m->s->salts.at[s->first_salt + i]));
     text_add(t, ");\n");
 }
 
@@ -1017,9 +1017,9 @@ void cuda_program(const Plan *p, const Emitted *e, Ending *const *ends, Text *ou
              " * Made by teracube from the plan in plan.txt. Each function below is a turn of the "
              "model or\n * what stands between turns; `o` are byte offsets into the rank's block, "
              "salts of dropout, and\n * numbers of events where a stream marks one or follows "
-             "it%s. What stands at a\n * line's offsets is behind it, by its name in the first turn "
-             "that runs the function; d: the\n * gradient. teracube.cuh has what is called here. "
-             "Edit, then make.\n */\n#define TERACUBE_WORKERS %d\n"
+             "it%s. What stands at a\n * line's offsets is behind it, by its name in the first "
+             "turn that runs the function; d: the\n * gradient. teracube.cuh has what is called "
+             "here. Edit, then make.\n */\n#define TERACUBE_WORKERS %d\n"
              "typedef %s real;\n#include \"teracube.cuh\"\n\n", p->model_name, plan_line(p),
              p->is.nslices > 1 ? "; `s` is what differs from slice\n * to slice" : "",
              p->is.workers, stored);

@@ -71,7 +71,8 @@ static void tables_of(const StageTables *s, Bytes part[RT_TABLES])
     const Bytes all[RT_TABLES] = {
         { &s->head, sizeof s->head }, TABLE(s->steps), TABLE(s->params), TABLE(s->units),
         TABLE(s->pieces), TABLE(s->segments), TABLE(s->columns), TABLE(s->rowmaps),
-        TABLE(s->passes), TABLE(s->slices), TABLE(s->outs), TABLE(s->args), TABLE(s->text)
+        TABLE(s->passes), TABLE(s->slices), TABLE(s->outs), TABLE(s->args), TABLE(s->salts),
+        TABLE(s->text)
     };
 #undef TABLE
     memcpy(part, all, sizeof all);

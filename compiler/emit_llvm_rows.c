@@ -34,7 +34,7 @@ typedef struct {
     Val at[RT_MAX_ARGS];        // the row's first element of the argument; a vector's
     Val part, first;            // part, and its first column
     Val col; int active;        // column of the chunk inside the part, lanes in use
-    Val token[2], key[2], colmap, row_token, evaluate, salt[RT_MAX_SALTS];
+    Val token[2], key[2], colmap, row_token, evaluate, *salt;
 } Rows;
 
 /* ---- analysis ----------------------------------------------------------------- */
@@ -512,7 +512,8 @@ static void open_tables(Rows *r)
     r->key[0] = LLVMBuildXor(l->b, seed, l_i32(l, 0x5eed), "");
     r->key[1] = l_field(l, l->i32, step);
     Val salts = l_field(l, l->ptr, salt);
-    for (int i = 0; i < r->p->nsalts && i < RT_MAX_SALTS; i++) {
+    r->salt = NEWN(Val, r->p->nsalts + 1);
+    for (int i = 0; i < r->p->nsalts; i++) {
         Val at = l_at(l, l->i32, salts, l_i64(l, i));
         r->salt[i] = LLVMBuildLoad2(l->b, l->i32, at, str_fmt("v_salt%d", i));
     }

@@ -120,6 +120,7 @@ static void object(const Compile *c, const Emitted *e, const char *path)
         TABLE("program_slices", s->slices);
         TABLE("program_outs", s->outs);
         TABLE("program_args", s->args);
+        TABLE("program_salts", s->salts);
 #undef TABLE
         blob_add(&b[k++], "program_text", s->text.at, s->text.n);
     }

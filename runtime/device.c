@@ -470,7 +470,8 @@ RtProgram *rt_program_read(const void *file, size_t bytes, int *nstages)
             sizeof(RtColumns) * (uint64_t)head->ncolumns,
             sizeof(RtRowMap) * (uint64_t)head->nrowmaps, sizeof(RtPass) * (uint64_t)head->npasses,
             sizeof(int64_t) * (uint64_t)head->nslices, sizeof(RtOut) * (uint64_t)head->nouts,
-            sizeof(RtRef) * (uint64_t)head->nargs, (uint64_t)head->text_bytes,
+            sizeof(RtRef) * (uint64_t)head->nargs, sizeof(uint32_t) * (uint64_t)head->nsalts,
+            (uint64_t)head->text_bytes,
         };
         for (int i = 0; i < RT_TABLES; i++) {
             if (used[i] + size[i] > n[i]) {
@@ -483,7 +484,8 @@ RtProgram *rt_program_read(const void *file, size_t bytes, int *nstages)
         p[r] = (RtProgram){ .head = mine[0], .steps = mine[1], .params = mine[2], .units = mine[3],
                             .pieces = mine[4], .segments = mine[5], .columns = mine[6],
                             .rowmaps = mine[7], .passes = mine[8], .slices = mine[9],
-                            .outs = mine[10], .args = mine[11], .text = mine[12] };
+                            .outs = mine[10], .args = mine[11], .salts = mine[12],
+                            .text = mine[13] };
     }
     return p;
 }

@@ -67,7 +67,7 @@ enum { RT_A2A_AB, RT_A2A_BA, RT_A2A_HEADS, RT_A2A_TOKENS };
 /* What RtCall.ids holds for the rows of a kernel step. */
 enum { RT_IDS_NONE, RT_IDS_TOKENS, RT_IDS_POSITIONS, RT_IDS_TARGETS };
 
-enum { RT_MAX_ARGS = 64, RT_MAX_SALTS = 8 };
+enum { RT_MAX_ARGS = 64 };
 
 /*
  * Where a buffer of the block is. What lives from one pass to another exists once for
@@ -139,7 +139,7 @@ typedef struct {
     int64_t grain;                  // workers get multiples of it
     int32_t first_arg, nargs;       // real data: RtRef of the args table; passed as pointers in
                                     // this order
-    uint32_t salt[RT_MAX_SALTS];    // of its dropouts: RtCall.salt
+    int32_t first_salt;             // of its dropouts: RtCall.salt
     int32_t rowmap;                 // tables passed to kernels: see RtKernel
     int32_t rowmap_k;               // attention: row order of K and V
     int32_t colmap;                 // index of RtColumns, -1
@@ -274,7 +274,7 @@ typedef struct {
     int32_t ports;                  // of a node to the network
     int64_t flat, flat_pad;         // elements of the flat region; padded for data
     int32_t nsteps, nparams, nunits, npieces, nsegments, ncolumns, nrowmaps, nkernels;
-    int32_t npasses, nslices, nouts, nargs;
+    int32_t npasses, nslices, nouts, nargs, nsalts;
     int32_t text_bytes;
     int32_t optimizer;              // 0 adamw 1 sgd
     int32_t model_name, plan_line;  // text: "gpt2"; "data 1, [2,2,2]"
@@ -309,6 +309,7 @@ typedef struct {
     const int64_t *slices;          // tokens of each, adding up to the sequence
     const RtOut *outs;
     const RtRef *args;              // of the steps, one after another
+    const uint32_t *salts;          // the same
     const char *text;
     const RtKernelFn *kernels;
 } RtProgram;
@@ -318,7 +319,7 @@ typedef struct {
  * order of RtProgram (head first, then steps .. text), its bytes as uint64 before it,
  * padded to 8. rt_program_read gives an array of programs (free it), NULL: damaged.
  */
-enum { RT_TABLES = 13 };
+enum { RT_TABLES = 14 };
 RtProgram *rt_program_read(const void *at, size_t bytes, int *nstages);
 
 /* ---- devices ----------------------------------------------------------------

@@ -168,7 +168,7 @@ static void fill_call(RtWorker *w, const RtStep *s, RtCall *c)
     c->seed = h->train.seed;
     c->step = (uint32_t)r->now.step;
     c->evaluate = r->now.evaluate;
-    c->salt = s->salt;
+    c->salt = r->program->salts + s->first_salt;
     c->limit = h->vocab;
     c->ignore = h->ignore;
     c->scale = r->now.count > 0 ? 1.0 / (double)r->now.count : 0;

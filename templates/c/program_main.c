@@ -22,6 +22,7 @@ extern const RtPass     program_passes[];
 extern const int64_t    program_slices[];
 extern const RtOut      program_outs[];
 extern const RtRef      program_args[];
+extern const uint32_t   program_salts[];
 extern const char       program_text[];
 extern const RtKernelFn rt_kernels[];
 
@@ -37,8 +38,8 @@ int main(int argc, char **argv)
         .head = program_head, .steps = program_steps, .params = program_params,
         .units = program_units, .pieces = program_pieces, .segments = program_segments,
         .columns = program_columns, .rowmaps = program_rowmaps, .passes = program_passes,
-        .slices = program_slices, .outs = program_outs, .args = program_args, .text = program_text,
-        .kernels = rt_kernels
+        .slices = program_slices, .outs = program_outs, .args = program_args,
+        .salts = program_salts, .text = program_text, .kernels = rt_kernels
     };
     for (int i = 0; i < n; i++) {
         const RtHeader *h = at.head;
@@ -55,6 +56,7 @@ int main(int argc, char **argv)
         at.slices += h->nslices;
         at.outs += h->nouts;
         at.args += h->nargs;
+        at.salts += h->nsalts;
         at.text += h->text_bytes;
     }
     int status = rt_main(program, argc, argv);

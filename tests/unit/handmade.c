@@ -275,7 +275,8 @@ RtProgram *handmade(const Make *k)
     memset(h, 0, sizeof *h);
     RtHeader *d = &h->head;
     h->program = (RtProgram){ d, h->step, h->param, h->unit, h->piece, h->segment, h->columns,
-                              h->rowmap, h->pass, h->slice, NULL, h->arg, h->text, h->kernel };
+                              h->rowmap, h->pass, h->slice, NULL, h->arg, NULL, h->text,
+                              h->kernel };
     RtKernelFn f32[] = { embed_f32, embed_dw_f32, stat_f32, ce_f32, norm_f32, update_f32,
                          update_copy };
     RtKernelFn f64[] = { embed_f64, embed_dw_f64, stat_f64, ce_f64, norm_f64, update_f64,

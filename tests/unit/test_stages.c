@@ -314,7 +314,7 @@ static void make_stage(const Make *k, int stage)
                            .shard = W, .counts = stage == 0 || (stage == 1 && !tied) };
     programs[stage] = (RtProgram){
         &h->head, h->step, h->param, h->unit, h->piece, h->segment, h->columns, h->rowmap,
-        h->pass, h->slice, NULL, h->arg[0], texts, kernels,
+        h->pass, h->slice, NULL, h->arg[0], NULL, texts, kernels,
     };
     for (int i = 0; i < k->nslices; i++)
         slice_steps(h, stage, k->nstages, i);

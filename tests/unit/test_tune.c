@@ -241,7 +241,8 @@ Test(tune, memory_where_it_is_short) { compare(tight, TUNE_MEMORY, 5); }
 static void compare_random(uint64_t seed)
 {
     static const struct { const char *key; const char *of[6]; } choice[] = {
-        { "cluster.nodes", { "1", "2", "2", "4" } }, { "cluster.node", { "1*chip", "2*chip", "4*chip" } },
+        { "cluster.nodes", { "1", "2", "2", "4" } },
+        { "cluster.node", { "1*chip", "2*chip", "4*chip" } },
         { "train.batch", { "1", "2", "4", "6", "8", "12" } },
         { "model.layers", { "1", "2", "3", "4", "5", "6" } },
         { "model.hidden", { "64", "128", "256" } }, { "train.sequence", { "16", "32", "64" } },
