@@ -56,6 +56,7 @@ struct SliceView {
     int64_t grain; int n;           // tokens; of them in the sequence
     Passes *passes, table[TABLES]; int ntables, oldest;
     int nkinds, *kind_stages; Kind *kind; Bounds bounds;
+    int *first;                     // by section: its first turn
 };
 
 SliceView *slice_view(Tune *t)
@@ -68,6 +69,7 @@ SliceView *slice_view(Tune *t)
     for (int k = 0; k <= SHARES; k++)
         v->bounds.of[k] = NEWN(Bound, most);
     v->kind_stages = NEWN(int, most);
+    v->first = NEWN(int, most);
     for (int k = 0; k < most; k++) {
         v->kind[k].count = NEWN(int, 2 * classes);
         v->kind[k].again = v->kind[k].count + classes;
@@ -262,14 +264,16 @@ static void slice_seconds(void *arg, int kind, int64_t l, int64_t c, double *f, 
 
 /* ---- stages ------------------------------------------------------------------------ */
 
-static void fill_kind(SliceView *v, Kind *k, const Point *p, const int *turns, int r)
+/* Section i has turns[i] turns from first[i] on. */
+static void fill_kind(const SliceView *v, Kind *k, const Point *p, const int *turns,
+                      const int *first, int r)
 {
     const Shape *s = v->shape;
-    int first = 0, n = p->stages * p->chunks;
+    int n = p->stages * p->chunks;
     memset(k->count, 0, sizeof *k->count * 2 * (size_t)s->classes.n);
-    for (int i = 0; i < n; first += turns[i++])
-        for (int j = 0; i % p->stages == r && j < turns[i]; j++)
-            k->count[s->class_of[first + j]]++;
+    for (int i = r; i < n; i += p->stages)
+        for (int j = first[i]; j < first[i] + turns[i]; j++)
+            k->count[s->class_of[j]]++;
     memcpy(k->again, k->count, sizeof *k->again * (size_t)s->classes.n);
     if (r == 0 && s->head != NONE)
         k->count[s->head]++;
@@ -310,10 +314,12 @@ static void open_point(SliceView *v, const Point *p)
     const int *turns = estimate_turns(v->t->e, &whole, &n);
     v->chunks = p->chunks;
     v->nkinds = 0;
+    for (int i = 0, at = 0; i < n; at += turns[i++])
+        v->first[i] = at;
     for (int r = 0; r < p->stages; r++) {
         Kind *new = &v->kind[v->nkinds];
         int k = 0;
-        fill_kind(v, new, p, turns, r);
+        fill_kind(v, new, p, turns, v->first, r);
         while (k < v->nkinds && memcmp(v->kind[k].count, new->count, sizeof *new->count * 2 *
                                        (size_t)v->shape->classes.n))
             k++;

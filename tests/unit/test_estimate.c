@@ -260,8 +260,8 @@ Test(estimate, memory_is_near_the_block)
         for (int r = 0; r < p->is.stages; r++) {
             double real = (double)plan_stage(p, r)->block_bytes;
             double share = estimate_memory(e, &a, r).peak / real;
-            cr_assert(share > ESTIMATE_LOW && share < ESTIMATE_HIGH, "layout %d, stage %d: %.3f of %.0f", i, r,
-                      share, real);
+            cr_assert(share > ESTIMATE_LOW && share < ESTIMATE_HIGH, "layout %d, stage %d: %.3f of %.0f",
+                      i, r, share, real);
         }
     }
 }
