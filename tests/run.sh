@@ -135,7 +135,7 @@ if [ $# -gt 0 ]; then folders=$*; else
 fi
 for folder in $folders; do
     [ -d "tests/$folder" ] || { echo "no folder tests/$folder"; exit 2; }
-    p=$passed f=$failed s=$skipped
+    p0=$passed f0=$failed s0=$skipped
     if [ "$folder" = unit ]; then run_unit; fi
     for file in $(cd "tests/$folder" && ls *.tcube *.sh 2>/dev/null | grep -v '^_'); do
         case $file in
@@ -144,9 +144,9 @@ for folder in $folders; do
             *.tcube)  FILE=$file; export FILE; run_file "$folder" "$file" ;;
         esac
     done
-    n=$((passed + failed + skipped - p - f - s))
+    n=$((passed + failed + skipped - p0 - f0 - s0))
     [ $n = 0 ] || printf '%-10s %d passed, %d failed, %d skipped\n' \
-        "$folder" $((passed - p)) $((failed - f)) $((skipped - s))
+        "$folder" $((passed - p0)) $((failed - f0)) $((skipped - s0))
 done
 
 [ -z "$failures" ] || printf 'failed:\n%s' "$failures"
