@@ -26,8 +26,8 @@
 #include "emit_cuda.h"
 
 enum {
-    // TUNING: what ptxas 13.0 was seen to do for sm_80 and sm_90 with rows of many widths;
-    // for sm_100 it takes some more: a norm's gradient with three sums may spill one register
+    // TUNING: what ptxas 13.0 was seen to do for sm_80 and sm_90 with rows of many widths, and
+    // for sm_100 where it is held back (next_row, in_turn in teracube.cuh)
     REST = 26,              // addresses, counters, scalars
     REST_COSTLY = 20,       // the same: erf, philox and their like while they run
     REST_PHASE = 20,        // the same, for each phase behind the second

@@ -492,6 +492,16 @@ static bool reads_vectors(const Rows *r, int p)
     return false;
 }
 
+/* Are a row's own numbers all on chip in phase p? */
+static bool finds_all(const Rows *r, int p)
+{
+    for (int i = 0; i < r->p->nnodes; i++)
+        if (r->p->node[i].kind == R_LOAD && r->h->in_phase[i] >> p & 1 &&
+            (r->h->seen[i] == p || !is_kept(r, i)))
+            return false;
+    return true;
+}
+
 static void column_loop(Rows *r, int p)
 {
     int each = in_tiles(r) ? r->h->tile : r->E, chunks = each / r->h->vec;
@@ -508,6 +518,8 @@ static void column_loop(Rows *r, int p)
         put(r, "        const int lane%d = %s(lane);\n", p, p ? "opaque" : "next_row");
     put(r, unrolled ? "#pragma unroll\n" : "#pragma unroll %d\n", UNROLL);
     put(r, "        for (int e = 0; e < %d; e += V) {\n", each);
+    if (again && chunks > 1 && finds_all(r, p))
+        put(r, "            in_turn();\n");
     if (column)
         put(r, "            const int c = %s(e / V * G + lane%s) * V;\n",
             in_tiles(r) ? "first + " : "", again ? str_fmt("%d", p) : "");

@@ -269,6 +269,15 @@ __device__ __forceinline__ int next_row(int x)
 #endif
 }
 
+/* In front of each of the unrolled accesses to a row that is all on chip, where none has to
+ * begin early. ptxas for sm_100 would begin all of them at once, and spill what they take. */
+__device__ __forceinline__ void in_turn(void)
+{
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 1000
+    __syncwarp();
+#endif
+}
+
 /* Numbers that were read as bf16, two a register: the same bits. V is even. */
 template <int V> __device__ __forceinline__ void pack_pairs(const float *from, unsigned *to)
 {
