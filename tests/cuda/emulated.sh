@@ -121,7 +121,7 @@ one() { # NAME PRECISION MODEL SETTING...
     same_numbers > "$dir/err" ||
         { fails "$name: losses or norms differ by more than $bound"; cat "$dir/err"; return; }
     step plain asc 1 || return
- no_fault || return
+    no_fault || return
     worst=$("$WORK/compare" "$dir/v1" "$dir/v0" "$dir/w1" "$dir/w0" $bound) ||
         { fails "$name: a gradient is off by $worst, allowed $bound"; return; }
     step plain desc 2 && step plain random 3 || return
