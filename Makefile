@@ -89,7 +89,7 @@ found:
 
 $(B)/teracube: $(OBJECTS)
 	@$(SHOW) link $@
-	$(Q)$(CC) $(SFLAG) -rdynamic -o $@ $(OBJECTS) $(LIBS)
+	$(Q)$(CC) $(SFLAG) $(LTO) -rdynamic -o $@ $(OBJECTS) $(LIBS)
 
 # What makes machine code, opened when a command needs it (compiler/llvm_load.c).
 $(B)/teracube_llvm.so: $(LLVM)
@@ -101,9 +101,12 @@ $(B)/libteracube_rt.a: $(RUNTIME) $(B)/templates/c/program_main.o
 	@$(SHOW) ar $@
 	$(Q)rm -f $@ && ar rcs $@ $^
 
-# What `tune` asks a million times.
+# What `tune` asks a million times; gcc sees through the borders of these files. In fat objects,
+# so that tests may link without.
 ASKED := tune tune_slices estimate cost price stretch schedule slice
-$(ASKED:%=$(B)/compiler/%.o): MORE := -O3
+GCC   := $(findstring Free Software,$(shell $(CC) --version 2> /dev/null))
+LTO   := $(if $(GCC),$(if $(SFLAG),,-flto=auto))
+$(ASKED:%=$(B)/compiler/%.o): MORE := -O3 $(if $(LTO),$(LTO) -ffat-lto-objects)
 
 $(B)/compiler/%.o: compiler/%.c $(B)/flags
 	@$(SHOW) cc $<
@@ -171,7 +174,7 @@ $(B)/unit/main.o: compiler/main.c $(B)/flags
 $(B)/unit/test_%: $(B)/unit/test_%.o $(unit_help:tests/unit/%.c=$(B)/unit/%.o) \
     $(B)/unit/main.o $(OBJECTS) $(LLVM)
 	@$(SHOW) link $@
-	$(Q)$(CC) $(SFLAG) -o $@ $(filter-out $(B)/compiler/main.o,$^) -lcriterion $(LLVM_LIBS) $(LIBS)
+	$(Q)$(CC) $(SFLAG) $(if $(LTO),-fno-lto) -o $@ $(filter-out $(B)/compiler/main.o,$^) -lcriterion $(LLVM_LIBS) $(LIBS)
 
 check: all $(B)/predict/predict
 	@SAN=$(SAN) tests/run.sh $(T)
@@ -195,7 +198,7 @@ $(B)/predict/%.o: tests/predict/%.c $(B)/flags
 
 $(B)/predict/predict: $(predict_c:tests/%.c=$(B)/%.o) $(B)/unit/main.o $(OBJECTS)
 	@$(SHOW) link $@
-	$(Q)$(CC) $(SFLAG) -rdynamic -o $@ $(filter-out $(B)/compiler/main.o,$^) $(LIBS)
+	$(Q)$(CC) $(SFLAG) $(LTO) -rdynamic -o $@ $(filter-out $(B)/compiler/main.o,$^) $(LIBS)
 
 # V=1: each sweep too.
 PREDICT_ROWS := $(PUBLISHED) tests/predict/runs

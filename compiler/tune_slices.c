@@ -33,7 +33,8 @@ typedef struct { int *count, *again; double launches[2], parameters, units, data
  * hang on cube, microbatch and keep alone, so that other stages and replicas find them
  * again (but with `ranks` of one's own, which may set the axes of a cube apart). */
 typedef struct { Point at; Pass **base, **more, **least, *rate; } Passes;
-enum { TABLES = 512 };              // TUNING: so many are remembered
+enum { SETS = 64, WAYS = 8 };       // TUNING: so many are remembered, each in the set of its cube
+typedef struct { Passes at[WAYS]; int n, oldest; } PassesSet;
 
 /* Of a stage: k slices together each way, context left out; what it adds of a pair of grains; what
  * starting kernels takes, whatever else hides beside it. */
@@ -54,7 +55,7 @@ struct SliceView {
     int chunks, recompute;          // of the point whose stages are below; chunks 0: none
     Cost cost;
     int64_t grain; int n;           // tokens; of them in the sequence
-    Passes *passes, table[TABLES]; int ntables, oldest;
+    Passes *passes; PassesSet set[SETS];
     int nkinds, *kind_stages; Kind *kind; Bounds bounds;
     int *first;                     // by section: its first turn
 };
@@ -97,6 +98,17 @@ static bool same_cube(const SliceView *v, const Point *a, const Point *b)
            a->keep == b->keep && (!apart || (a->data == b->data && a->stages == b->stages));
 }
 
+/* Where a cube is remembered: Fibonacci hashing, by 2^64 over the golden ratio. */
+static unsigned set_of(const Point *p)
+{
+    const uint64_t of[5] = { (uint64_t)p->x, (uint64_t)p->y, (uint64_t)p->z,
+                             (uint64_t)p->microbatch, (uint64_t)p->keep };
+    uint64_t h = 0;
+    for (int i = 0; i < 5; i++)
+        h = (h + of[i]) * 0x9e3779b97f4a7c15u;
+    return (unsigned)(h >> 32) % SETS;
+}
+
 static bool same_cell(const Point *a, const Point *b)
 {
     return a->data == b->data && a->stages == b->stages && a->x == b->x && a->y == b->y &&
@@ -108,14 +120,14 @@ static void open_passes(SliceView *v, const Point *p)
     int classes = v->shape->classes.n;
     if (v->passes && same_cube(v, &v->passes->at, p))
         return;
-    for (int i = 0; i < v->ntables; i++)
-        if (same_cube(v, &v->table[i].at, p)) {
-            v->passes = &v->table[i];
+    PassesSet *set = &v->set[set_of(p)];
+    for (int i = 0; i < set->n; i++)
+        if (same_cube(v, &set->at[i].at, p)) {
+            v->passes = &set->at[i];
             return;
         }
-    bool fresh = v->ntables < TABLES;
-    v->oldest = fresh ? v->ntables++ : (v->oldest + 1) % TABLES;
-    Passes *t = v->passes = &v->table[v->oldest];
+    set->oldest = set->n < WAYS ? set->n++ : (set->oldest + 1) % WAYS;
+    Passes *t = v->passes = &set->at[set->oldest];
     t->at = *p;
     if (t->base == NULL) {
         t->base = NEWN(Pass *, classes);
