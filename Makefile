@@ -106,7 +106,8 @@ $(B)/libteracube_rt.a: $(RUNTIME) $(B)/templates/c/program_main.o
 ASKED := tune tune_slices estimate cost price stretch schedule slice
 GCC   := $(findstring Free Software,$(shell $(CC) --version 2> /dev/null))
 LTO   := $(if $(GCC),$(if $(SFLAG),,-flto=auto))
-$(ASKED:%=$(B)/compiler/%.o): MORE := -O3 $(if $(LTO),$(LTO) -ffat-lto-objects)
+FAST  := -O3 $(if $(LTO),$(LTO) -ffat-lto-objects)
+$(ASKED:%=$(B)/compiler/%.o): MORE := $(FAST)
 
 $(B)/compiler/%.o: compiler/%.c $(B)/flags
 	@$(SHOW) cc $<
@@ -142,8 +143,8 @@ $(B)/prelude.c: grammar/prelude.tcube $(B)/flags
 # Everything is made again when the flags change (LLVM was installed, say).
 $(B)/flags: FORCE
 	@mkdir -p $(B)/compiler $(B)/runtime $(B)/unit $(B)/predict $(B)/templates/c
-	@echo '$(CC) $(CFLAGS) $(LLVM_CONFIG)' | cmp -s - $@ || \
-	  echo '$(CC) $(CFLAGS) $(LLVM_CONFIG)' > $@
+	@echo '$(CC) $(CFLAGS) $(FAST) $(LLVM_CONFIG)' | cmp -s - $@ || \
+	  echo '$(CC) $(CFLAGS) $(FAST) $(LLVM_CONFIG)' > $@
 .PHONY: FORCE
 FORCE:
 
