@@ -428,10 +428,11 @@ static void run_terms(Fill *f)
     if (k->backward)
         f->t->transient_bytes = larger(f->t->transient_bytes, t->token_bytes);
     started(f, 1);
-    const Group *g = group(f->c, k->from_a ? AX_Z : AX_YK);
+    bool over_z = k->from_a && !f->c->is.summa;         // in summa(q) columns lie by y alone
+    const Group *g = group(f->c, over_z ? AX_Z : AX_YK);
     if (k->reduced && g->size > 1) {
         Term *c = term(f, TERM_COLLECTIVE);
-        c->axis = k->from_a ? 2 : 1;
+        c->axis = over_z ? 2 : 1;
         c->group = *g;
         c->ring = RING_ALL;
         c->calls = 1;

@@ -347,9 +347,12 @@ static int pinned_keep(const Estimator *e)
          : word_is(k, "inputs") ? KEEP_INPUTS : word_is(k, "weights") ? KEEP_WEIGHTS : KEEP_NONE;
 }
 
-/* KEEP_CHOSEN: neither the point nor the plan says. */
+/* KEEP_CHOSEN: neither the point nor the plan says. Products of blocks keep nothing, as in
+ * partition. */
 static int asked_keep(const Estimator *e, const Point *p)
 {
+    if (p->y > 1 && word_is(e->of->config->plan.partition, "summa"))
+        return KEEP_NONE;
     return p->keep ? (int)p->keep : pinned_keep(e);
 }
 

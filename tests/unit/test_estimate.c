@@ -9,6 +9,7 @@
 #include "estimate.h"
 #include "frame.h"
 #include "grids.h"
+#include "tune.h"
 
 static Plan *plan_of(const char *file, const char *const *sets)
 {
@@ -91,7 +92,28 @@ Test(estimate, bound_is_below_every_variant)
     cr_assert_gt(n, 1000, "%d", n);
 }
 
-/* The same layout through all passes of `plan`, and from a plan of no mesh at all. */
+/* The layout of q from a plan of no mesh at all, which chooses what is kept. */
+static void says_the_same(const Pipeline *q, Plan *other, const char *what)
+{
+    const Plan *p = q->plan;
+    Point a = point_of(p);
+    Estimate out;
+    a.keep = KEEP_CHOSEN;
+    other->is.workers = p->is.workers;
+    estimate(estimator_new(other, false), &a, &out);
+    const Estimate *is = q->closed;
+    cr_assert_float_eq(out.step_s, is->step_s, 1e-12 * out.step_s, "%s: %.12g, plan %.12g",
+                       what, out.step_s, is->step_s);
+    for (int i = 0; i < PARTS; i++)
+        cr_assert_float_eq(out.part[i], is->part[i], 1e-9 * out.step_s, "%s: %s %.12g, plan %.12g",
+                           what, part_word[i], out.part[i], is->part[i]);
+    int n;
+    Estimator *e = estimator_new(other, false);
+    const int *turns = estimate_turns(e, &a, &n);
+    for (int k = 0; k < n; k++)
+        cr_assert_eq(turns[k], q->section[k].turns);
+}
+
 Test(estimate, plan_says_the_same)
 {
     static const char *const layout[][6] = {
@@ -109,19 +131,23 @@ Test(estimate, plan_says_the_same)
             sets[k] = layout[i][k];
         Plan *p = grids_compile(grids_config("examples/gpt2.tcube", sets), 1);
         cr_assert_not_null(p, "layout %d", i);
-        Point a = point_of(p);
-        Estimate out;
-        Plan *other = plan_of("examples/gpt2.tcube", none);
-        other->is.workers = p->is.workers;
-        estimate(estimator_new(other, false), &a, &out);
-        cr_assert_float_eq(out.step_s, p->pipeline->closed->step_s, 1e-12 * out.step_s,
-                           "layout %d: %.12g, plan %.12g", i, out.step_s,
-                           p->pipeline->closed->step_s);
-        int n;
-        Estimator *e = estimator_new(other, false);
-        const int *turns = estimate_turns(e, &a, &n);
-        for (int k = 0; k < n; k++)
-            cr_assert_eq(turns[k], p->pipeline->section[k].turns);
+        says_the_same(p->pipeline, plan_of("examples/gpt2.tcube", none), sets[0]);
+    }
+}
+
+/* Products of blocks, all rows of which lie in B, keep nothing and gather blocks again. */
+Test(estimate, plan_of_blocks_says_the_same)
+{
+    static const char small[] = "tests/tune/_small.tcube";
+    const char *const open[] = { "plan.partition=summa(2)", NULL };
+    const char *const layout[][6] = {
+        { "plan.data=2", "plan.zero=3", "plan.recompute=full(2)", open[0], "plan.cube=[1,2,2]" },
+        { "plan.pipeline=2", "plan.chunks=2", "plan.microbatch=1", open[0], "plan.cube=[1,2,2]" },
+    };
+    for (int i = 0; i < 2; i++) {
+        Pipeline *q = pipeline_plan(plan_of(small, layout[i]), false, false, false);
+        says_the_same(q, tune_open(grids_config(small, open)), layout[i][0]);
+        cr_assert_eq(q->closed->keep, KEEP_NONE);
     }
 }
 
