@@ -6,6 +6,7 @@
  * per call (send: sent), and how many calls all passes of a step make. A tensor names
  * the first stage that has it in `stage` and all in `stages`.
  */
+#include "estimate.h"
 #include "json.h"
 #include "print.h"
 #include "residual.h"
@@ -78,6 +79,16 @@ static void json_mesh(Json *j, const Plan *p)
     json_end(j, '}');
 }
 
+/* On paper nobody laid out what is kept: what the estimate rests on, or the plan pins. */
+static const char *keep_text(const Plan *p)
+{
+    static const char *const word[] = { [KEEP_BOTH] = "both", [KEEP_INPUTS] = "inputs",
+                                        [KEEP_NONE] = "none", [KEEP_WEIGHTS] = "weights" };
+    const Word *pin = &p->config->plan.keep;
+    return p->is.keep_why ? print_keep(&p->is)
+         : p->pipeline ? word[p->pipeline->closed->keep] : pin->v;
+}
+
 void print_json_layout(Json *j, const Plan *p)
 {
     const Choices *is = &p->is;
@@ -113,9 +124,17 @@ void print_json_layout(Json *j, const Plan *p)
     json_end(j, ']');
     json_text(j, "attention", attention_word[is->attention]);
     json_text(j, "rows", is->balanced ? "balanced" : "plain");
-    json_text(j, "keep", print_keep(is));
+    const char *keep = keep_text(p);
+    if (keep)
+        json_text(j, "keep", keep);
+    else
+        json_null(j, "keep");
     json_integer(j, "prefetch", is->prefetch);
     json_text(j, "vectors", is->shard_vectors ? "sharded" : "whole");
+    if ((q ? q->feed.k : is->nslices) > 1 && !s->logits_chunk.set)      // each slice has its own
+        json_text(j, "logits_chunk", "auto");
+    else
+        json_integer(j, "logits_chunk", is->logits_chunk);
     json_end(j, '}');
 }
 

@@ -33,6 +33,7 @@ f = o["front"]
 assert all(a["step_s"] < b["step_s"] and a["memory_peak"] > b["memory_peak"] for a, b in zip(f, f[1:]))
 assert f[0]["step_s"] == c[0]["step_s"] and f[0]["memory_peak"] == c[0]["memory_peak"]
 assert all(x["memory_peak"] > 0 and "cube" in x["layout"] for x in c)
+assert all(x["layout"]["keep"] == "both" and x["layout"]["logits_chunk"] > 0 for x in c)
 PY
 else skipped=$((skipped + 1)); fi
 
