@@ -3,7 +3,8 @@
  *
  *     diff A.tcube B.tcube               two files, each with all it needs
  *     diff COMMON.tcube... A B           files before the last two belong to both
- *     diff [COMMON... --] A... -- B...   sides of several files
+ *     diff [COMMON... --] A... -- B...   sides of several files, or of settings: a --set belongs
+ *                                        to where it stands, before the first file to both
  *     diff FILE... --plan P,Q            two plan blocks of the same files
  *
  * Both are laid out where both can be; else both are compared as priced on paper.
@@ -26,16 +27,30 @@ static const char *words_of(const char *const *files, int n)
     return str_of(t.at ? t.at : "", t.n);
 }
 
-/* Files of a side: `common` of them first, then those from `first` to `end`. */
-static void side_files(Side *s, const Inputs *in, int common, int first, int end)
+/* `common` words first, then those from `first` to `end`. */
+static const char **pick(const char *const *all, int common, int first, int end)
 {
     int n = common + end - first;
-    const char **files = NEWN(const char *, n + 1);
+    const char **at = NEWN(const char *, n + 1);
     for (int i = 0; i < n; i++)
-        files[i] = in->files[i < common ? i : first + i - common];
-    s->in.files = files;
-    s->in.nfiles = n;
-    s->name = words_of(files + common, end - first);
+        at[i] = all[i < common ? i : first + i - common];
+    return at;
+}
+
+/* Files and settings of a side: those before `common`, and its own. */
+static void side_inputs(Side *s, const Inputs *in, Place common, Place first, Place end)
+{
+    int own = end.files - first.files, sets = end.sets - first.sets;
+    s->in.files = pick(in->files, common.files, first.files, end.files);
+    s->in.nfiles = common.files + own;
+    s->in.sets = pick(in->sets, common.sets, first.sets, end.sets);
+    s->in.nsets = common.sets + sets;
+    s->name = words_of(s->in.files + common.files, own);
+    for (int i = 0; i < sets; i++)
+        s->name = str_fmt("%s%s--set %s", s->name, *s->name ? " " : "", in->sets[first.sets + i]);
+    if (own + sets == 0 || s->in.nfiles == 0)
+        die(EXIT_USAGE, "diff needs a file on each side of `--`; or a --set, behind common files: "
+            "COMMON... -- --set K=A -- --set K=B");
 }
 
 /* The two names of --plan, or of the blocks where there are just two. */
@@ -76,22 +91,21 @@ static void find_sides(const Compile *c, Side side[2])
     const Inputs *in = &o->in;
     const char *name[2] = { NULL, NULL };
     bool named = plan_names(c, name);
+    Place end = { in->nfiles, in->nsets };
     side[0].in = side[1].in = *in;
     if (o->nsplits > 2)
         die(EXIT_USAGE, "diff takes at most two `--`: COMMON... -- A... -- B...");
     if (o->nsplits > 0) {
-        int common = o->nsplits == 2 ? o->split[0] : 0, cut = o->split[o->nsplits - 1];
-        side_files(&side[0], in, common, common, cut);
-        side_files(&side[1], in, common, cut, in->nfiles);
-        if (cut == common || cut == in->nfiles)
-            die(EXIT_USAGE, "diff needs a file on each side of `--`");
-    } else if (named) {
-        side_files(&side[0], in, in->nfiles, 0, 0);
-        side_files(&side[1], in, in->nfiles, 0, 0);
-    } else {
-        int common = in->nfiles - 2;
-        side_files(&side[0], in, common, common, common + 1);
-        side_files(&side[1], in, common, common + 1, common + 2);
+        Place common = o->nsplits == 2 ? o->split[0] : o->first, cut = o->split[o->nsplits - 1];
+        side_inputs(&side[0], in, common, common, cut);
+        side_inputs(&side[1], in, common, cut, end);
+    } else if (named)
+        side[0].name = side[1].name = "";
+    else {
+        Place common = { in->nfiles - 2, in->nsets };
+        for (int i = 0; i < 2; i++)
+            side_inputs(&side[i], in, common, (Place){ common.files + i, in->nsets },
+                        (Place){ common.files + i + 1, in->nsets });
     }
     for (int i = 0; i < 2 && named; i++) {
         side[i].in.plan = name[i];

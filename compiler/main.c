@@ -391,7 +391,7 @@ static void read_options(Options *o, int argc, char **argv)
         bool splits = o->command && strcmp(o->command, "diff") == 0;
         if (splits && strcmp(argv[i], "--") == 0) {
             if (o->nsplits < (int)(sizeof o->split / sizeof *o->split))
-                o->split[o->nsplits++] = files.n;
+                o->split[o->nsplits++] = (Place){ files.n, sets.n };
         } else if (!plain && strcmp(argv[i], "--") == 0)
             plain = true;
         else if (!plain && strcmp(argv[i], "--version") == 0) {
@@ -401,8 +401,11 @@ static void read_options(Options *o, int argc, char **argv)
             read_option(o, &sets, argc, argv, &i);
         else if (o->command == NULL)
             o->command = argv[i];
-        else
+        else {
+            if (files.n == 0)
+                o->first.sets = sets.n;
             vec_add(&files, argv[i]);
+        }
     }
     o->in.files = files.at;
     o->in.nfiles = files.n;

@@ -6,10 +6,13 @@
 
 #include "predict.h"
 
+typedef struct { int files, sets; } Place;      // so many of each stand before it
+
 typedef struct {
     const char *command;
     Inputs in;                      // files, --set, --plan, --cluster
-    int nsplits, split[3];          // diff: where a `--` stood among the files; at most 3 kept
+    /* diff: where each `--` stood among files and settings, at most 3 kept; the first file. */
+    int nsplits; Place split[3], first;
     bool json, schedule, quiet, verbose, time, reference, help;
     bool turns_only, blocking;       // plan, simulate: see predict.h
     VEC(const char *) slow; const char *network, *link;     // simulate: whatif.c

@@ -59,6 +59,18 @@ is "sends" "$(grep -c 'send over stage' out)" -ge 1
 fails 2 'diff needs a model file' "$t" diff
 fails 2 'two plans' "$t" diff "$C/one.tcube"
 fails 2 'a file on each side' "$t" diff "$C/one.tcube" --
+fails 2 'behind common files' "$t" diff "$C/one.tcube" -- --set plan.data=2
+
+# a setting between `--` is of its side; before the first file, and without `--`, of both
+works "$t" diff common.tcube one.tcube -- common.tcube one.tcube --set train.precision=bf16
+is "b alone has the setting" "$(sed -n 2p out | grep -c 'one.tcube --set train.precision=bf16: ')" = 1
+is "and is faster" "$(grep -c 'b is faster' out)" = 1
+cp out right
+works "$t" diff common.tcube one.tcube -- --set train.precision=fp32 -- --set train.precision=bf16
+is "sides of settings alone" "$(sed 1,2d out)" = "$(sed 1,2d right)"
+works "$t" diff --set train.precision=bf16 common.tcube one.tcube -- common.tcube one.tcube
+is "before the files it is of both" "$(grep -c ' in both' out)" = 1
+
 fails 2 'at most two' "$t" diff a -- b -- c -- d
 fails 2 'two plans, not --plan p,q,r' "$t" diff both.tcube --plan p,q,r
 fails 2 'unknown-plan|`nobody`' "$t" diff both.tcube --plan p,nobody
