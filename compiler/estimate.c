@@ -236,7 +236,7 @@ static Choices choices(const Estimator *e, const Point *p)
 Choices estimate_choices(const Estimator *e, const Point *p)
 {
     Choices is = choices(e, p);
-    is.logits_chunk = mesh_chunk(e->of, is.T / is.x);
+    is.logits_chunk = mesh_chunk(e->of, &is, is.T / is.x);
     return is;
 }
 
@@ -1067,7 +1067,7 @@ static Cube *open_point(Estimator *e, const Point *p)
     int64_t rows = c->longest * p->microbatch / p->x;
     if (c->chunk_rows != rows) {
         c->chunk_rows = rows;
-        c->chunk = mesh_chunk(e->of, rows);
+        c->chunk = mesh_chunk(e->of, &c->cost.is, rows);
     }
     c->cost.is.logits_chunk = c->chunk;
     return c;

@@ -856,7 +856,7 @@ static void begin_unit(Part *q, Phase phase, int slice)
     q->phase = phase;
     q->slice = slice;
     q->T = p->is.microbatch * p->is.slice[slice];
-    q->chunk = mesh_chunk(p, q->T / p->is.x);
+    q->chunk = mesh_chunk(p, &p->is, q->T / p->is.x);
 }
 
 static void walk_ops(Part *q, Phase phase)

@@ -566,13 +566,13 @@ static void choose_attention(Plan *p)
 }
 
 /* Tokens of the loss's chunks, of R in an x share: a divisor that z divides; near `want`. */
-static int64_t chunk_near(const Plan *p, int64_t R, int64_t want, bool at_most)
+static int64_t chunk_near(int64_t R, int z, int64_t want, bool at_most)
 {
     int64_t below = 0, above = 0;           // the nearest legal sizes around `want`
     for (int64_t d = 1; d * d <= R; d++)
         for (int k = 0; k < 2 && R % d == 0; k++) {
             int64_t c = k ? R / d : d;
-            if (c % p->is.z)
+            if (c % z)
                 continue;
             if (c <= want)
                 below = c > below ? c : below;
@@ -583,22 +583,22 @@ static int64_t chunk_near(const Plan *p, int64_t R, int64_t want, bool at_most)
 }
 
 /* TUNING: 64 MB of logits, but at least 256 rows so that the product runs at full speed. */
-static int64_t wanted_chunk(const Plan *p)
+static int64_t wanted_chunk(const Plan *p, int y)
 {
     int64_t bytes = (p->is.precision == PREC_FP64 ? 8 : 4) *
-                    ((p->vocab + p->is.y - 1) / p->is.y);
+                    ((p->vocab + y - 1) / y);
     int64_t want = (INT64_C(64) << 20) / bytes;
     return want < 256 ? 256 : want;
 }
 
-int64_t mesh_chunk(const Plan *p, int64_t rows)
+int64_t mesh_chunk(const Plan *p, const Choices *is, int64_t rows)
 {
     const PlanSpec *s = &p->config->plan;
-    if (p->vocab <= 0 || p->is.summa)
+    if (p->vocab <= 0 || is->summa)
         return rows;
     if (s->logits_chunk.set)
-        return chunk_near(p, rows, (int64_t)s->logits_chunk.v, true);
-    return chunk_near(p, rows, wanted_chunk(p), false);
+        return chunk_near(rows, is->z, (int64_t)s->logits_chunk.v, true);
+    return chunk_near(rows, is->z, wanted_chunk(p, is->y), false);
 }
 
 static void choose_chunk(Plan *p)
@@ -629,7 +629,7 @@ static void choose_chunk(Plan *p)
         is->logits_chunk = want;
         return;
     }
-    is->logits_chunk = mesh_chunk(p, R);
+    is->logits_chunk = mesh_chunk(p, is, R);
 }
 
 static void choose_room(Plan *p)

@@ -122,7 +122,8 @@ void partition_check(Plan *p);
 /* fits.c */
 const char *fitting_change(const Plan *p);  // of the plan, so that it fits: "keep = none"; or NULL
 
-int64_t mesh_chunk(const Plan *p, int64_t rows);    // of the logits, rows of an x share
+/* Of the logits, with the mesh of `is`; rows of an x share. */
+int64_t mesh_chunk(const Plan *p, const Choices *is, int64_t rows);
 
 /* sections.c */
 void place_sections(Part *q);

@@ -123,15 +123,22 @@ Test(estimate, plan_says_the_same)
         { "plan.pipeline=2", "plan.chunks=2", "plan.microbatch=1", "plan.recompute=attention" },
         { "plan.pipeline=2", "plan.data=2", "plan.zero=3", "plan.slices=[192,64]",
           "plan.schedule=gpipe" },
+        { "plan.pipeline=2", "plan.cube=[1,4,1]", "plan.microbatch=4" },    // long chunks of logits
     };
     const char *const none[] = { NULL };
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         const char *sets[7] = { NULL };
         for (int k = 0; k < 6; k++)
             sets[k] = layout[i][k];
         Plan *p = grids_compile(grids_config("examples/gpt2.tcube", sets), 1);
         cr_assert_not_null(p, "layout %d", i);
-        says_the_same(p->pipeline, plan_of("examples/gpt2.tcube", none), sets[0]);
+        Plan *other = plan_of("examples/gpt2.tcube", none);
+        says_the_same(p->pipeline, other, sets[0]);
+        Point a = point_of(p);
+        int last = a.stages - 1;
+        double logits = estimate_memory(estimator_new(other, false), &a, last).logits;
+        cr_assert_float_eq(logits, p->pipeline->memory[last].logits, 1, "layout %d: %.0f", i,
+                           logits);
     }
 }
 
