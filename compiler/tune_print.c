@@ -166,14 +166,23 @@ static const char *recompute_text(const Point *p)
 static void print_near_room(const TunePage *page, FILE *f)
 {
     Text t = { 0 };
+    double room = 0;
+    const Config *c = page->t->plan->config;
     for (int i = 0; i < page->n; i++) {
         const Estimate *is = &page->at[i].is->is;
+        room = is->room_bytes;
         if (is->memory.peak > ESTIMATE_LOW * is->room_bytes)
             text_add(&t, "%s%d", t.n ? ", " : "", i + 1);
     }
-    if (t.n)
-        fprintf(f, "  near the room: %s; `plan` lays out up to %.0f %% more than this, and says "
-                "whether it fits\n", t.at, 100 / ESTIMATE_LOW - 100);
+    if (t.n == 0)
+        return;
+    fprintf(f, "  near the room: %s; `plan` lays out up to %.0f %% more than this, and says whether "
+            "it fits\n", t.at, 100 / ESTIMATE_LOW - 100);
+    if (c->has_cluster && c->cluster.device >= 0) {
+        const Device *d = &c->devices.at[c->cluster.device];
+        fprintf(f, "                 --set device.%s.reserve='%s' keeps clear of that\n", d->name,
+                str_bytes(d->reserve.v + (1 - ESTIMATE_LOW) * room));
+    }
 }
 
 static void print_top(const TunePage *page, FILE *f)

@@ -202,8 +202,8 @@ int tune_explain(Compile *c)
 
 enum { MOST_TIMES = 256 };          // TUNING: whoever needs more has another model in mind
 
-/* How many nodes of the cluster's kind are enough; NULL where MOST_TIMES as many are not. Before
- * any error is reported. */
+/* How many nodes of the cluster's kind are enough, whatever gaps a block has; NULL where MOST_TIMES
+ * as many are not. Before any error is reported. */
 static const Tune *find_enough(const Config *c)
 {
     for (int more = 2; c->has_cluster && more <= MOST_TIMES; more *= 2) {
@@ -212,6 +212,8 @@ static const Tune *find_enough(const Config *c)
         k->cluster.nodes.v *= more;
         Plan *p = tune_open(k);
         TuneAsk ask = { .top = 1, .no_front = true, .budget_s = 5 };
+        if (p)
+            p->is.room_bytes = (int64_t)(ESTIMATE_LOW * (double)p->is.room_bytes);
         Tune *t = p ? tune_search(p, &ask) : NULL;
         if (t && t->best.n)
             return t;
@@ -342,5 +344,5 @@ void tune_report_none(const Tune *t)
     diag_hint("%s of %s (nodes = %.0f) are enough: %s, %s of %s",
               plural(enough->devices, "device"), c->cluster.name,
               enough->plan->config->cluster.nodes.v, tune_line(&b->at),
-              str_bytes(b->is.memory.peak), str_bytes(b->is.room_bytes));
+              str_bytes(b->is.memory.peak), str_bytes(n->is.room_bytes));
 }

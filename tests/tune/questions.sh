@@ -46,6 +46,13 @@ fails 1 'lacks|devices of pair (nodes = |are enough' "$t" tune $s --set train.ba
 fails 1 '256 times as many nodes are not enough; parameters, gradients and moments alone fill about' \
     "$t" tune $s --set model.hidden=1048576
 works "$t" tune $s --budget 20
+# what nearly fills the room says how to keep clear of it, and then `plan` lays it out
+m='device.chip.memory=10 MB'
+asks "$t" tune $s --set "$m"
+has "near the room: 1.*5 % more"
+has "--set device.chip.reserve='500 KB' keeps clear"
+works "$t" tune $s --set "$m" --set 'device.chip.reserve=500 KB' --write clear.tcube
+works "$t" plan $s clear.tcube --set "$m"
 # a prime batch: one microbatch of all, or so many that no table of a step has room for them
 fails 1 'no layout of 8 devices fits' "$t" tune $s --set train.batch=16777259
 is "what is too long is counted" "$(grep -c '^  too-large  *[0-9]' out)" = 1
