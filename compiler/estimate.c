@@ -46,7 +46,7 @@ const char *const reject_text[REJECTS] = {
     [REJECT_HEADS] = "heads do not split over y",
     [REJECT_ROWS] = "the tokens of a slice do not split over the cube",
     [REJECT_ATTENTION] = "the kind of attention that was pinned is not possible",
-    [REJECT_LAYERS] = "fewer turns than stages and chunks",
+    [REJECT_LAYERS] = "turns do not cover stages and chunks",
     [REJECT_GROUPS] = "chunks pass the stages in whole groups of microbatches, and these are none",
     [REJECT_SLICES] = "attention that sees ahead cannot be sliced",
     [REJECT_EFFECT] = "something asked for has no effect",
@@ -279,6 +279,16 @@ static Reject slices_legal(const Estimator *e, const Point *p)
     return p->slice && sum != L ? REJECT_SLICES : LEGAL;
 }
 
+/* A pinned chunk of the logits: as mesh.c takes it. In summa(q) it is all rows. */
+static bool chunk_divides(const Estimator *e, const Point *p)
+{
+    const PlanSpec *s = &e->of->config->plan;
+    int64_t rows = p->microbatch * e->of->is.sequence / p->x, chunk = (int64_t)s->logits_chunk.v;
+    if (word_is(s->partition, "summa") && p->y > 1)
+        return chunk == rows;
+    return chunk > 0 && rows % chunk == 0 && chunk % p->z == 0;
+}
+
 Reject estimate_legal(const Estimator *e, const Point *p)
 {
     const Plan *o = e->of;
@@ -295,8 +305,11 @@ Reject estimate_legal(const Estimator *e, const Point *p)
         return REJECT_ROWS;
     if (!mesh_splits(e->shape->sizes, p->y, p->z))
         return REJECT_WIDTH;
-    if (p->stages * p->chunks > o->layers)
+    int n = p->stages * p->chunks;
+    if (n > o->layers || (s->turns.n > 0 && s->turns.n != n))
         return REJECT_LAYERS;
+    if (s->logits_chunk.set && o->vocab > 0 && !chunk_divides(e, p))
+        return REJECT_ROWS;
     if ((p->zero > 0 && p->data == 1) || (p->chunks > 1 && p->stages == 1))
         return REJECT_EFFECT;
     if (p->nslices > 1 && o->sees_ahead)

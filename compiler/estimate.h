@@ -42,7 +42,7 @@ typedef enum {
     REJECT_BATCH,                   // batch % (data * microbatch)
     REJECT_WIDTH, REJECT_HEADS, REJECT_ROWS,
     REJECT_ATTENTION,               // the pinned kind of attention is not possible
-    REJECT_LAYERS,                  // fewer turns than stages * chunks
+    REJECT_LAYERS,                  // fewer turns than stages * chunks, or others pinned
     REJECT_GROUPS,                  // chunks: microbatches are no whole groups
     REJECT_SLICES,                  // attention that sees ahead, or too many
     REJECT_EFFECT,                  // zero without data, chunks without stages, ..

@@ -464,6 +464,8 @@ static void check_words(const Options *o)
     if (!explains)
         die(EXIT_USAGE, "--explain knows slice%s, not `%s`", nexplained == 4
             ? ", schedule, partition and tune" : " and schedule", o->explain);
+    if (o->explain && o->json)
+        die(EXIT_USAGE, "--json is of the whole plan, not of --explain %s", o->explain);
     if (o->is_small && o->is_full)
         die(EXIT_USAGE, "--small and --full exclude each other");
 }

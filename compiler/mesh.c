@@ -219,20 +219,17 @@ static void check_turns(const Plan *p)
     }
 }
 
-static void check_effect(const Plan *p)
+static void local_rows(const PlanSpec *s)
+{
+    diag_error(s->rows.loc, "no-effect", "balanced rows spread each sequence over x and z, local "
+               "attention keeps it whole");
+}
+
+void mesh_check_pins(const Plan *p)
 {
     const PlanSpec *s = &p->config->plan;
-    if (s->zero.set && s->zero.v > 0 && p->is.data == 1) {
-        diag_error(s->zero.loc, "no-effect", "zero = %d shards over data, and data is 1",
-                   (int)s->zero.v);
-        diag_hint("write zero = 0, or raise data");
-    }
-    if (s->chunks.set && s->chunks.v > 1 && p->is.stages == 1) {
-        diag_error(s->chunks.loc, "no-effect", "chunks = %d interleaves stages, and there is one",
-                   (int)s->chunks.v);
-        diag_hint("write chunks = 1, or raise pipeline");
-    }
-    if (p->is.summa && s->keep.v && !word_is(s->keep, "none")) {
+    bool summa = word_is(s->partition, "summa") && s->summa_q > 1;
+    if (summa && s->keep.v && !word_is(s->keep, "none")) {
         diag_error(s->keep.loc, "no-effect", "partition = summa(q) sends its blocks again for "
                    "every product: keep = %s finds nothing to keep", s->keep.v);
         diag_hint("write keep = none");
@@ -251,6 +248,24 @@ static void check_effect(const Plan *p)
                    s->recompute_n, plural(p->layers, "turn"));
         diag_hint("write recompute = full");
     }
+    if (word_is(s->rows, "balanced") && word_is(s->attention, "local"))
+        local_rows(s);
+}
+
+static void check_effect(const Plan *p)
+{
+    const PlanSpec *s = &p->config->plan;
+    if (s->zero.set && s->zero.v > 0 && p->is.data == 1) {
+        diag_error(s->zero.loc, "no-effect", "zero = %d shards over data, and data is 1",
+                   (int)s->zero.v);
+        diag_hint("write zero = 0, or raise data");
+    }
+    if (s->chunks.set && s->chunks.v > 1 && p->is.stages == 1) {
+        diag_error(s->chunks.loc, "no-effect", "chunks = %d interleaves stages, and there is one",
+                   (int)s->chunks.v);
+        diag_hint("write chunks = 1, or raise pipeline");
+    }
+    mesh_check_pins(p);
 }
 
 /* Cubes of n devices that the model admits, at most four. */
@@ -560,9 +575,8 @@ static void choose_attention(Plan *p)
         ? str_fmt("words moved for a token: exchange %.3g, gather %.3g", a.exchange, a.gather)
         : !a.splits ? "heads do not split over x*y*z, so keys and values are gathered over x and z"
         : str_fmt("words moved for a token: gather %.3g, exchange %.3g", a.gather, a.exchange);
-    if (s->rows.v && strcmp(s->rows.v, "balanced") == 0 && is->attention == ATT_LOCAL)
-        diag_error(s->rows.loc, "no-effect", "balanced rows spread each sequence over x and z, "
-                   "local attention keeps it whole");
+    if (word_is(s->rows, "balanced") && is->attention == ATT_LOCAL && !word_is(s->attention, "local"))
+        local_rows(s);
 }
 
 /* Tokens of the loss's chunks, of R in an x share: a divisor that z divides; near `want`. */

@@ -114,6 +114,7 @@ typedef struct {
     double gather, exchange;        // words a rank receives for a token
 } Attend;
 Attend mesh_attend(const PlanSpec *s, const MeshSizes *sizes, const Choices *is);
+void mesh_check_pins(const Plan *p);        // that find nothing to do, on any mesh
 Loc  mesh_side(const Plan *p, int side);    // where x, y or z (0 1 2) is written, or nowhere
 
 /* partition.c */

@@ -2,6 +2,7 @@
  * tune_pins.c - what the plan section pins: as words, and pins that contradict each other
  * or the cluster, found before anything is searched. Both places are named.
  */
+#include "partition.h"
 #include "tune.h"
 
 /* ---- as words ---------------------------------------------------------------------- */
@@ -236,5 +237,6 @@ void tune_check(const Plan *p)
     check_pair(s->chunks, s->pipeline, s->chunks.v > 1 && s->pipeline.v == 1, "chunks", "stage");
     check_layers(p);
     check_slices(p);
+    mesh_check_pins(p);
     check_family(s, tune_devices(p->config));
 }

@@ -71,6 +71,25 @@ pins 'chunks = 2' 'pipeline = 1'
 fails 1 'chunks = 2 needs more than one stage|[no-effect]' "$t" tune p.tcube
 pins 'pipeline = 4' 'chunks = 2'
 fails 1 '[layers-cover]|pipeline * chunks can be at most 4' "$t" tune p.tcube
+# what `plan` refuses of a mesh is no layout of that mesh
+pins 'turns = [3, 1]'
+asks "$t" tune p.tcube
+has '^  best .*pipeline 2'
+pins 'turns = [2, 1, 1]'
+fails 1 'no layout of 8 devices is possible|[layers-cover]|3 entries for 1 stage' "$t" tune p.tcube
+pins 'logits_chunk = 32' 'data = 1'
+asks "$t" tune p.tcube
+has '^  best '
+pins 'logits_chunk = 7'
+fails 1 'no layout of 8 devices is possible|[rows-divide]|logits_chunk must divide' "$t" tune p.tcube
+pins 'recompute = full(9)'
+fails 1 'the model has 4 turns|[no-effect]' "$t" tune p.tcube
+fails 2 'the model has 4 turns|[no-effect]' "$t" tune $s --why-not 'recompute=full(9)'
+pins 'partition = summa(2)' 'keep = both'
+fails 1 'finds nothing to keep|[no-effect]' "$t" tune p.tcube
+pins 'rows = balanced' 'attention = local'
+fails 1 'balanced rows spread|[no-effect]' "$t" tune p.tcube
+fails 2 '--json is of the whole plan' "$t" plan $s --explain tune --json
 pins 'slices = [32, 16]'
 fails 1 'the slices add up to 48|[slices-sum]|sequence = 64 stands here' "$t" tune p.tcube
 pins 'partition = summa(2)' 'cube = [1, 4, 2]'
