@@ -575,7 +575,8 @@ static void choose_attention(Plan *p)
         ? str_fmt("words moved for a token: exchange %.3g, gather %.3g", a.exchange, a.gather)
         : !a.splits ? "heads do not split over x*y*z, so keys and values are gathered over x and z"
         : str_fmt("words moved for a token: gather %.3g, exchange %.3g", a.gather, a.exchange);
-    if (word_is(s->rows, "balanced") && is->attention == ATT_LOCAL && !word_is(s->attention, "local"))
+    if (word_is(s->rows, "balanced") && is->attention == ATT_LOCAL &&
+        !word_is(s->attention, "local"))
         local_rows(s);
 }
 

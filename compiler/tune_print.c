@@ -176,8 +176,8 @@ static void print_near_room(const TunePage *page, FILE *f)
     }
     if (t.n == 0)
         return;
-    fprintf(f, "  near the room: %s; `plan` lays out up to %.0f %% more than this, and says whether "
-            "it fits\n", t.at, 100 / ESTIMATE_LOW - 100);
+    fprintf(f, "  near the room: %s; `plan` lays out up to %.0f %% more than this, and says "
+            "whether it fits\n", t.at, 100 / ESTIMATE_LOW - 100);
     if (c->has_cluster && c->cluster.device >= 0) {
         const Device *d = &c->devices.at[c->cluster.device];
         fprintf(f, "                 --set device.%s.reserve='%s' keeps clear of that\n", d->name,
