@@ -86,7 +86,8 @@ static void print_glance(const Pipeline *q, FILE *f)
             plural(is->batch, "sequence"), plural(is->sequence, "token"));
     print_feed(q, f);
     print_step(q, f);
-    fprintf(f, "  memory    %s at the peak of stage %d", str_bytes(q->memory[worst].peak), worst);
+    fprintf(f, "  memory    %s at the peak of stage %d, before `plan` lays it out",
+            str_bytes(q->memory[worst].peak), worst);
     if (is->room_what)
         fprintf(f, ", of %s", is->room_what);
     fprintf(f, "\n");

@@ -176,7 +176,7 @@ static void print_near_room(const TunePage *page, FILE *f)
     }
     if (t.n == 0)
         return;
-    fprintf(f, "  near the room: %s; `plan` lays out up to %.0f %% more than this, and says "
+    fprintf(f, "  near the room: %s; what `plan` lays out is mostly within %.0f %% of this: it says "
             "whether it fits\n", t.at, 100 / ESTIMATE_LOW - 100);
     if (c->has_cluster && c->cluster.device >= 0) {
         const Device *d = &c->devices.at[c->cluster.device];

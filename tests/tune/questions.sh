@@ -49,7 +49,7 @@ works "$t" tune $s --budget 20
 # what nearly fills the room says how to keep clear of it, and then `plan` lays it out
 m='device.chip.memory=10 MB'
 asks "$t" tune $s --set "$m"
-has "near the room: 1.*5 % more"
+has "near the room: 1.*within 5 %"
 has "--set device.chip.reserve='500 KB' keeps clear"
 works "$t" tune $s --set "$m" --set 'device.chip.reserve=500 KB' --write clear.tcube
 works "$t" plan $s clear.tcube --set "$m"
