@@ -372,13 +372,20 @@ int rt_tensors_read(Rt *rt, const char *file, RtTensors *out)
 {
     unsigned char length[8];
     struct stat st;
-    *out = (RtTensors){ .fd = open(file, O_RDONLY | O_CLOEXEC) };
+    /* Without O_NONBLOCK a FIFO that nobody writes would be waited for without end. */
+    *out = (RtTensors){ .fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK) };
     out->file = rt_alloc(strlen(file) + 1, 1);
     strcpy(out->file, file);
     if (out->fd < 0 || fstat(out->fd, &st))
         return rt_fail(rt, RT_USER, "%s: error: could not read the weights: %s [weights-file]",
                        file, strerror(errno));
-    if (!S_ISREG(st.st_mode) || st.st_size < 8 || rt_read_at(out->fd, length, 8, 0))
+    if (S_ISDIR(st.st_mode))
+        return rt_fail(rt, RT_USER, "%s: error: no safetensors file: it is a folder; in one of a "
+                       "checkpoint the weights are model.safetensors [weights-file]", file);
+    if (!S_ISREG(st.st_mode))
+        return rt_fail(rt, RT_USER, "%s: error: no safetensors file: it is no regular file "
+                       "[weights-file]", file);
+    if (st.st_size < 8 || rt_read_at(out->fd, length, 8, 0))
         return rt_fail(rt, RT_USER, "%s: error: no safetensors file: it has no header "
                        "[weights-file]", file);
     uint64_t n = 0;

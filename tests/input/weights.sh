@@ -23,7 +23,8 @@ file "{$E,$H,$B,\"__metadata__\":{\"format\":\"pt\"}}" > meta
 works "$t" run v.tcube $S --load meta
 
 load 1 'none: error: could not read the weights: No such file'  none
-load 1 'no safetensors file'                                    .
+load 1 'no safetensors file: it is a folder; in one of a checkpoint'  .
+mkfifo pipe;                  load 1 'no safetensors file: it is no regular file' pipe
 : > empty;                    load 1 'no safetensors file: it has no header'   empty
 printf 1234567 > seven;       load 1 'no safetensors file: it has no header'   seven
 head -c 8 /dev/zero | tr '\0' '\377' > ones;  load 1 'no safetensors file: a header of' ones
