@@ -29,6 +29,9 @@
 #include "estimate.h"
 #include "partition.h"
 
+const char *const keep_word[] = { [KEEP_BOTH] = "both", [KEEP_INPUTS] = "inputs",
+                                  [KEEP_NONE] = "none", [KEEP_WEIGHTS] = "weights" };
+
 const char *const reject_word[REJECTS] = {
     [LEGAL] = "legal", [REJECT_DEVICES] = "devices-match", [REJECT_BATCH] = "batch-divides",
     [REJECT_WIDTH] = "width-divides", [REJECT_HEADS] = "heads-divide",

@@ -35,6 +35,8 @@ typedef struct {
     enum { KEEP_CHOSEN, KEEP_BOTH, KEEP_INPUTS, KEEP_NONE, KEEP_WEIGHTS } keep;
 } Point;
 
+extern const char *const keep_word[];           // "both", ..; of CHOSEN none
+
 /* Why a layout cannot be. */
 typedef enum {
     LEGAL,

@@ -30,7 +30,7 @@ static int64_t peak_of(const Plan *p, const Config *c)
     return most;
 }
 
-static bool fits(const Plan *p, const PlanSpec *s)
+int64_t laid_out_bytes(const Plan *p, const PlanSpec *s)
 {
     int ends[2], errors = diag_errors();
     int64_t peak = INT64_MAX;
@@ -40,7 +40,7 @@ static bool fits(const Plan *p, const PlanSpec *s)
     if (c.plan.keep.v == NULL)
         c.plan.keep.v = "none";
     if (pipe(ends))
-        return false;
+        return peak;
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
@@ -57,7 +57,12 @@ static bool fits(const Plan *p, const PlanSpec *s)
     close(ends[0]);
     if (pid > 0)
         waitpid(pid, NULL, 0);
-    return peak <= p->is.room_bytes;
+    return peak;
+}
+
+static bool fits(const Plan *p, const PlanSpec *s)
+{
+    return laid_out_bytes(p, s) <= p->is.room_bytes;
 }
 
 static const char *smaller_microbatch(const Plan *p, PlanSpec *s)

@@ -122,6 +122,9 @@ void partition_check(Plan *p);
 
 /* fits.c */
 const char *fitting_change(const Plan *p);  // of the plan, so that it fits: "keep = none"; or NULL
+/* Bytes of the largest block of the plan with section s (keep left open: none) in place of its own.
+ * In a child process that says nothing: INT64_MAX where it is an error, or takes too long. */
+int64_t laid_out_bytes(const Plan *p, const PlanSpec *s);
 
 /* Of the logits, with the mesh of `is`; rows of an x share. */
 int64_t mesh_chunk(const Plan *p, const Choices *is, int64_t rows);

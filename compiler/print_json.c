@@ -82,11 +82,9 @@ static void json_mesh(Json *j, const Plan *p)
 /* On paper nobody laid out what is kept: what the estimate rests on, or the plan pins. */
 static const char *keep_text(const Plan *p)
 {
-    static const char *const word[] = { [KEEP_BOTH] = "both", [KEEP_INPUTS] = "inputs",
-                                        [KEEP_NONE] = "none", [KEEP_WEIGHTS] = "weights" };
     const Word *pin = &p->config->plan.keep;
     return p->is.keep_why ? print_keep(&p->is)
-         : p->pipeline ? word[p->pipeline->closed->keep] : pin->v;
+         : p->pipeline ? keep_word[p->pipeline->closed->keep] : pin->v;
 }
 
 void print_json_layout(Json *j, const Plan *p)

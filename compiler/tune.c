@@ -112,6 +112,8 @@ void tune_pin(PlanSpec *s, const Point *p)
     s->recompute = word(again[p->recompute]);
     s->recompute_n = p->recompute == RECOMPUTE_FULL ? p->recompute_turns : 0;
     s->zero = num(p->zero);
+    if (p->keep != KEEP_CHOSEN)
+        s->keep = word(keep_word[p->keep]);
 }
 
 int tune_pinned_recompute(const PlanSpec *s)
@@ -211,7 +213,7 @@ static bool on_front(const Tune *t, double seconds, double bytes)   // could suc
     return i == 0 || t->front.at[i - 1].is.memory.peak > FRONT_STEP * bytes;
 }
 
-static void best_add(Tune *t, const Candidate *c)
+void tune_add(Tune *t, const Candidate *c)
 {
     Objective o = t->ask.objective;
     int same = 0;
@@ -708,7 +710,7 @@ static void found(Search *q, Cell *c, const Found *f)
         q->t->rejected[REJECT_MEMORY]--;
         c->fits = true;
     }
-    best_add(q->t, &f->best);
+    tune_add(q->t, &f->best);
 }
 
 /* Each list, where zero, recompute and chunks are those it was made for. */
@@ -1001,7 +1003,7 @@ static void search_whole(Search *q)
             continue;
         try_whole(q, &f, c);
         if (f.any)
-            best_add(q->t, &f.best);
+            tune_add(q->t, &f.best);
     }
 }
 
@@ -1077,7 +1079,7 @@ Tune *tune_search(Plan *p, const TuneAsk *ask)
 static void merge(Tune *all, const Tune *t)
 {
     for (int i = 0; i < t->best.n; i++)
-        best_add(all, &t->best.at[i]);
+        tune_add(all, &t->best.at[i]);
     for (int i = 0; i < t->front.n; i++)
         front_add(all, &t->front.at[i]);
     if (t->has_near && (!all->has_near || lack(&t->near) < lack(&all->near)))
@@ -1122,5 +1124,7 @@ Tune *tune_all(const Config *c, const TuneAsk *ask)
             else
                 all = t;
         }
+    if (all)
+        tune_fit(all);
     return all;
 }

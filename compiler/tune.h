@@ -8,6 +8,7 @@
  *
  *   tune.c        cells, variants, the search
  *   tune_slices.c slice lists of a layout
+ *   tune_fit.c    the best one laid out
  *   tune_pins.c   pins that contradict each other, before anything is searched
  *   tune_print.c  the page, --json, --why-not and --explain tune
  *   tune_run.c    `teracube tune`, --write; folders of the best and what was measured
@@ -26,6 +27,7 @@ extern const char *const objective_word[OBJECTIVES];
 
 typedef struct { Point at; Estimate is; } Candidate;
 typedef VEC(Candidate) Candidates;
+typedef struct { Point at; int64_t bytes; } LaidOut;    // of its largest block
 
 typedef struct {
     Objective objective;
@@ -46,6 +48,8 @@ typedef struct {
      * microbatch fits counts once. */
     int64_t searched, feasible, rejected[REJECTS];
     Point first[REJECTS];           // of those rejected: an example of each
+    int64_t laid_out;               // bytes of the best's largest block; 0: it was not laid out
+    VEC(LaidOut) outgrown;          // would be best, but their blocks are larger than the room
     bool has_near; Candidate near;  // nothing fits: the cell that lacks the fewest bytes
     bool complete, front_complete;  // the budget was enough
     double seconds;
@@ -66,6 +70,11 @@ int64_t tune_devices(const Config *c);
 /* tune_open, tune_check and tune_search for each plan section that was chosen, and for the
  * objective cost for each number of nodes that divides the cluster's: the best of all. */
 Tune *tune_all(const Config *c, const TuneAsk *ask);
+/* Lays the best out where it nearly fills the room; one that does not fit gives its place to the
+ * best that does. tune_all has done it. (tune_fit.c) */
+void tune_fit(Tune *t);
+/* Adds one to the best, in its place. */
+void tune_add(Tune *t, const Candidate *c);
 /* Is a better than b for the objective? Ties: fewer devices in the pipeline, and so on, so that
  * the order never hangs on the order of the search. */
 int tune_order(Objective o, const Candidate *a, const Candidate *b);

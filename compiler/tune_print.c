@@ -133,7 +133,12 @@ static void print_winner(const TunePage *page, FILE *f)
     fprintf(f, "            %s a step (%s simulated), %.4g tokens/s, mfu %.1f %%, hfu %.1f %%\n",
             str_seconds(e->step_s), str_seconds(w->simulated_s), e->tokens_per_s, 100 * e->mfu,
             100 * e->hfu);
-    fprintf(f, "            %s on stage %d\n", room_text(w->is), e->worst);
+    const Tune *t = page->t;
+    fprintf(f, "            %s on stage %d%s\n", room_text(w->is), e->worst,
+            t->laid_out ? str_fmt(", %s laid out", str_bytes((double)t->laid_out)) : "");
+    for (int i = 0; i < t->outgrown.n; i++)
+        fprintf(f, "  %-9s %s: %s laid out\n", i ? "" : "too large", tune_line(&t->outgrown.at[i].at),
+                str_bytes((double)t->outgrown.at[i].bytes));
     if (page->t->ask.objective == TUNE_COST)
         fprintf(f, "            %.3g a step, %.4g for 10^9 tokens, on %s\n",
                 cost_of(page->t, w->is), cost_of(page->t, w->is) / (e->tokens_per_s * e->step_s) *
@@ -171,7 +176,7 @@ static void print_near_room(const TunePage *page, FILE *f)
     for (int i = 0; i < page->n; i++) {
         const Estimate *is = &page->at[i].is->is;
         room = is->room_bytes;
-        if (is->memory.peak > ESTIMATE_LOW * is->room_bytes)
+        if ((i || !page->t->laid_out) && is->memory.peak > ESTIMATE_LOW * is->room_bytes)
             text_add(&t, "%s%d", t.n ? ", " : "", i + 1);
     }
     if (t.n == 0)
@@ -364,6 +369,18 @@ void tune_print_json(const TunePage *page, FILE *f)
         json_text(j, "layout", tune_line(&t->front.at[i].at));
         json_real(j, "step_s", t->front.at[i].is.step_s);
         json_integer(j, "memory_peak", (int64_t)t->front.at[i].is.memory.peak);
+        json_end(j, '}');
+    }
+    json_end(j, ']');
+    if (t->laid_out)
+        json_integer(j, "laid_out_bytes", t->laid_out);
+    else
+        json_null(j, "laid_out_bytes");
+    json_begin(j, "outgrown", '[');
+    for (int i = 0; i < t->outgrown.n; i++) {
+        json_begin(j, NULL, '{');
+        json_text(j, "layout", tune_line(&t->outgrown.at[i].at));
+        json_integer(j, "laid_out_bytes", t->outgrown.at[i].bytes);
         json_end(j, '}');
     }
     json_end(j, ']');
