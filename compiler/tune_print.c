@@ -137,8 +137,8 @@ static void print_winner(const TunePage *page, FILE *f)
     fprintf(f, "            %s on stage %d%s\n", room_text(w->is), e->worst,
             t->laid_out ? str_fmt(", %s laid out", str_bytes((double)t->laid_out)) : "");
     for (int i = 0; i < t->outgrown.n; i++)
-        fprintf(f, "  %-9s %s: %s laid out\n", i ? "" : "too large", tune_line(&t->outgrown.at[i].at),
-                str_bytes((double)t->outgrown.at[i].bytes));
+        fprintf(f, "  %-9s %s: %s laid out\n", i ? "" : "too large",
+                tune_line(&t->outgrown.at[i].at), str_bytes((double)t->outgrown.at[i].bytes));
     if (page->t->ask.objective == TUNE_COST)
         fprintf(f, "            %.3g a step, %.4g for 10^9 tokens, on %s\n",
                 cost_of(page->t, w->is), cost_of(page->t, w->is) / (e->tokens_per_s * e->step_s) *
@@ -176,13 +176,14 @@ static void print_near_room(const TunePage *page, FILE *f)
     for (int i = 0; i < page->n; i++) {
         const Estimate *is = &page->at[i].is->is;
         room = is->room_bytes;
-        if ((i || !page->t->laid_out) && is->memory.peak > ESTIMATE_LOW * is->room_bytes)
+        bool known = i == 0 && page->t->laid_out > 0;
+        if (!known && is->memory.peak > ESTIMATE_LOW * is->room_bytes)
             text_add(&t, "%s%d", t.n ? ", " : "", i + 1);
     }
     if (t.n == 0)
         return;
-    fprintf(f, "  near the room: %s; what `plan` lays out is mostly within %.0f %% of this: it says "
-            "whether it fits\n", t.at, 100 / ESTIMATE_LOW - 100);
+    fprintf(f, "  near the room: %s; what `plan` lays out is mostly within %.0f %% of this: it "
+            "says whether it fits\n", t.at, 100 / ESTIMATE_LOW - 100);
     if (c->has_cluster && c->cluster.device >= 0) {
         const Device *d = &c->devices.at[c->cluster.device];
         fprintf(f, "                 --set device.%s.reserve='%s' keeps clear of that\n", d->name,

@@ -102,7 +102,7 @@ static int find_tokens(Rt *rt, File *f, Format format)
 
 static int map_file(Rt *rt, File *f, Format format)
 {
-    int fd = open(f->name, O_RDONLY | O_CLOEXEC), status = RT_OK;
+    int fd = open(f->name, O_RDONLY | O_CLOEXEC | O_NONBLOCK), status = RT_OK;
     if (fd < 0)
         return rt_fail(rt, RT_USER, "%s: error: could not read the data: %s [data-file]",
                        f->name, strerror(errno));

@@ -11,6 +11,8 @@ fails 1 'none.txt: error: could not read the data: No such file|[data-file]' \
                                         "$t" run "$M" $(with none.txt)
 fails 1 'no file matches'               "$t" run "$M" $(with 'no*.txt')
 fails 1 'is no regular file'            "$t" run "$M" $(with .)
+mkfifo pipe                             # nobody writes: not waited for
+fails 1 'pipe: error: the data is no regular file'      "$t" run "$M" $(with pipe)
 sed 's/data = "d.txt"; //' "$M" > nodata.tcube
 fails 1 'needs a train section with data|[train-section]' "$t" run nodata.tcube
 : > empty.txt
