@@ -14,14 +14,11 @@
 enum { MOST_LAID_OUT = 8 };
 
 /* The best variant of a candidate's mesh and microbatch that holds no more than `room`. */
-static bool search_again(const Tune *t, const Candidate *is, const Plan *resolved, double room,
-                         Candidate *best)
+static bool search_again(const Tune *t, const Candidate *is, double room, Candidate *best)
 {
-    Config *c = NEW(Config);
-    PlanSpec mesh = { 0 };
-    *c = *resolved->config;             // of as many nodes
+    Config *c = tune_config(t, &is->at);
+    const PlanSpec mesh = c->plan;
     c->plan = t->plan->config->plan;
-    tune_pin(&mesh, &is->at);
     c->plan.data = mesh.data;
     c->plan.pipeline = mesh.pipeline;
     memcpy(c->plan.cube, mesh.cube, sizeof mesh.cube);
@@ -55,19 +52,19 @@ void tune_fit(Tune *t)
         double room = first.is.room_bytes;
         if (first.is.memory.peak <= NEAR_ROOM * room)
             break;
-        Plan *p = tune_resolve(t, &first.at);
-        PlanSpec s = p->config->plan;
+        Plan p = *t->plan;
+        p.config = tune_config(t, &first.at);
+        PlanSpec s = p.config->plan;
         if (s.keep.v == NULL)
             s.keep.v = keep_word[first.is.keep];
-        int64_t bytes = laid_out_bytes(p, &s);
-        arena_reset(scratch);
+        int64_t bytes = laid_out_bytes(&p, &s);
         t->laid_out = bytes < INT64_MAX ? bytes : 0;
         if (bytes == INT64_MAX || (double)bytes <= room)    // or nobody knows
             break;
         t->laid_out = 0;
         vec_add(&t->outgrown, ((LaidOut){ first.at, bytes }));
         drop_first(t);
-        if (search_again(t, &first, p, room * first.is.memory.peak / (double)bytes, &other))
+        if (search_again(t, &first, room * first.is.memory.peak / (double)bytes, &other))
             tune_add(t, &other);
         else if (t->best.n == 0) {
             first.is.memory.peak = (double)bytes;

@@ -16,16 +16,21 @@ void tune_settle(Plan *p)
     p->is.slice = f->slice;
 }
 
-Plan *tune_resolve(const Tune *t, const Point *a)
+Config *tune_config(const Tune *t, const Point *a)
 {
-    Plan *s = NEW(Plan);
     Config *c = NEW(Config);
-    *s = *t->plan;
     *c = *t->plan->config;
     tune_pin(&c->plan, a);
     if (c->has_cluster)                     // a part of it may be cheaper
         c->cluster.nodes.v = (double)tune_devices_of(a) / c->cluster.per_node.v;
-    s->config = c;
+    return c;
+}
+
+Plan *tune_resolve(const Tune *t, const Point *a)
+{
+    Plan *s = NEW(Plan);
+    *s = *t->plan;
+    s->config = tune_config(t, a);
     mesh_choose(s);
     Pipeline *q = diag_errors() ? NULL : pipeline_plan(s, t->ask.turns_only, false, false);
     if (q == NULL)

@@ -14,6 +14,8 @@ typedef struct { const Tune *t; int n; TuneRow *at; } TunePage;     // best firs
 
 /* Times the best again, event by event. */
 TunePage tune_page(const Tune *t);
+/* The configuration of a point: its pins, of as many nodes. */
+Config *tune_config(const Tune *t, const Point *a);
 /* The plan of a point with all its choices, its pipeline simulated (on paper). */
 Plan *tune_resolve(const Tune *t, const Point *a);
 void tune_settle(Plan *p);          // its pipeline's microbatch and slices are the plan's

@@ -51,7 +51,7 @@ for m in 8400 8900; do
     m="device.chip.memory=$m KB"
     asks "$t" tune $s --set "$m" --write fits.tcube
     has '^  too large data 1, pipeline 2, .*: 8.[0-9]* MB laid out'
-    has ' of 8.[0-9]* MB on stage 0, [0-9.]* MB laid out'
+    has ' of 8.[0-9]* MB on stage [0-9], [0-9.]* MB laid out'
     works "$t" plan $s fits.tcube --set "$m"
     works "$t" tune $s --set "$m" --json
     is "$m: in JSON, both" "$(grep -o '"laid_out_bytes": *[0-9]' out | wc -l)" -ge 2
