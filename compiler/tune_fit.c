@@ -50,7 +50,8 @@ void tune_fit(Tune *t)
     for (int i = 0; i < MOST_LAID_OUT && t->best.n; i++) {
         Candidate first = t->best.at[0], other;
         double room = first.is.room_bytes;
-        if (first.is.memory.peak <= NEAR_ROOM * room)
+        bool late = t->ask.budget_s > 0 && t->seconds + now_s() - start > t->ask.budget_s;
+        if (first.is.memory.peak <= NEAR_ROOM * room || late)
             break;
         Plan p = *t->plan;
         p.config = tune_config(t, &first.at);
